@@ -1,37 +1,31 @@
 """Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
-Back up: ``planner-ext runs backup FILE`` copies an SQLite file while workers write,
-``pg_dump`` a PostgreSQL database. A restored copy repeats what its unfinished runs did
-since then: cancel or check these before a worker starts. Retain: ``planner-ext runs
-prune --older-than 30d --status answered`` deletes old runs, ``runs export`` keeps one
-as a file, ``runs import`` adds it to a store again.
-
-Upgrade: a store has a schema number, and so has each row of a journal; a version
-refuses newer ones by name.
-
-Modules:
+``planner-ext runs backup FILE`` copies an SQLite file while workers write, ``pg_dump``
+a PostgreSQL database. A restored copy repeats what its unfinished runs did since then:
+cancel or check these before a worker starts. ``planner-ext runs prune --older-than 30d
+--status answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs
+import`` adds it again. A version refuses the store, and the rows of a journal, of a
+newer one.
 
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
     worker           claims runs, and drives them to their next pause or end
     hosts            `DbosHost` and `TemporalHost`: an engine says when and where a run is driven
-    driven           when the calls of driven runs may start; interrupts runs when the worker leaves
+    driven           when the calls of driven runs may start
     heartbeat        which workers live
     approvals        `Approvals`: lists what waits for a person, and stores the decision
-    authorization    asks the application's hook whether a person may decide
+    authorization    asks the application's hook
     notices          delivers notices of runs that paused, ended or failed
-    writer           writes the facts of one run into the journal, and the rows that are derived from them
+    writer           writes the facts of one run, and the rows that are derived from them
     store            all other statements: a method is a transaction
     database         the port of a database, and its tables
     sqlite, postgres the two databases
     records          the values in rows: runs, approvals, decisions
-    inputs           what a run is submitted with, and a new budget for it, as JSON
+    inputs           what a run is submitted with, and a new budget, as JSON
     listing          filters for a list of runs, and the numbers of a store
     archive          a run as a JSON document, exported and imported
     gauge            the metric of what waits
     options          the options of a worker, and when it retries a run
     errors           the errors of a store
-
-Each name is imported on first use (PEP 562), so that the command line starts fast.
 """
 
 from importlib import import_module

@@ -52,16 +52,15 @@ class Approvals:
 
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
-            clock: The time source; None uses the machine's clock.
+            clock: None uses the machine's clock.
             authorize: Asked for each decision before it is stored, with a
                 `DecisionRequest`; async or not. It allows by returning True and by
                 nothing else: a text, or that of an exception, is the reason of a
-                refusal. Give it to the workers, too, which ask again: a run that begins
-                under it is then decided only by processes that have a hook. Without one
-                a call with ``roles`` cannot be decided.
+                refusal. The workers need it, too: a run that begins under it is decided
+                only by processes that have a hook. Without one a call with ``roles``
+                cannot be decided.
             verified: Whether the application vouches for the name in each decision's
-                ``by``, as one that signs its users in; the hook and the workers see
-                this.
+                ``by``; the hook and the workers see this.
 
         Raises:
             PlannerInvalidConfigurationError: If ``authorize`` cannot be called.
@@ -74,15 +73,14 @@ class Approvals:
     async def pending(
         self, run_id: str | None = None, *, limit: int = 50, offset: int = 0
     ) -> list[PendingApproval]:
-        """List the pending calls and questions, the oldest first, without expired ones.
+        """List the pending calls and questions of one run or of all, the oldest first, without expired ones.
 
-        A row that was altered is skipped, and its id is logged. It cannot be decided;
-        see `show`.
+        A row that was altered is skipped and logged: it cannot be decided.
 
         Args:
-            run_id: Lists only this run's; None lists those of all runs.
+            run_id: None lists those of all runs.
             limit: The maximum number of entries.
-            offset: The number of entries to skip; see `count`.
+            offset: The number of entries to skip.
 
         Raises:
             StoreError: If limit or offset is not an integer of at least 0.
@@ -102,7 +100,7 @@ class Approvals:
         return found
 
     async def count(self, run_id: str | None = None) -> int:
-        """Count the pending calls and questions of one run or of all, altered rows included; `pending` skips those."""
+        """Count the pending calls and questions of one run or of all, altered rows included."""
         return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
 
     async def show(self, approval_id: str) -> PendingApproval:
@@ -123,30 +121,26 @@ class Approvals:
         return read_approval(row, refused)
 
     async def refused(self, run_id: str) -> list[DecisionRecord]:
-        """List the refused decisions on a run's calls: author, time, decision and the reason for the refusal."""
+        """List the refused decisions on a run's calls, with their reasons; raise `StoreError` if one is damaged."""
         return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
 
     async def decide(self, approval_id: str, decision: Decision) -> bool:
         """Decide a call. A worker takes the decision into the run's journal, now or when the next worker starts.
 
         A refused decision, or a second one on the same call, is stored too: `show` and
-        `refused` list it.
-
-        The decision binds to the call as `show` returns it. Edited arguments are
-        compared with the call's ``parameters``. Only a worker knows the function, so a
-        worker validates the decision when it takes it. If the function cannot take
-        edited arguments, a question was answered with `Approve`, or the worker's
+        `refused` list it. If a worker finds that the function cannot take edited
+        arguments, that a question was answered with `Approve`, or that its
         ``authorize`` hook refuses, the call waits again, with the ``problem`` shown.
 
         Args:
             approval_id: The call's id, from `pending`.
             decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be
-                JSON values. Answer a question with `Supply`, or with `Deny` if there is
-                no answer.
+                JSON values. It binds to the call as `show` returns it. Answer a
+                question with `Supply`, or with `Deny`.
 
         Returns:
             Whether this decision counts. False if another one was first; then nothing
-            changed.
+                changed.
 
         Raises:
             ApprovalRefusedError: If there is no such call, its question has expired, or
@@ -200,11 +194,7 @@ class Approvals:
 def _checked_decision(
     approval: PendingApproval, decision: Decision, at: float, *, verified: bool
 ) -> str:
-    """Validate a decision on a call, and return it as JSON text.
-
-    Raises:
-        ApprovalRefusedError: If the decision is invalid for this call.
-    """
+    """Return a decision that is valid for its call as JSON text."""
     text = write_decision(decision, verified=verified)
     if isinstance(decision, Approve) and decision.fingerprint not in (
         None,

@@ -1,8 +1,8 @@
 """A run as one JSON document, to move it to another store, or to keep it after its store deletes it.
 
-The document holds the run's journal, and the decisions of persons: taken, not taken
-yet, and refused. An import derives the tables from the journal again. Decisions bind to
-a run's name, so an imported run keeps its name.
+The document holds the journal, from which an import derives the rows again, and the
+decisions of persons: taken, not taken yet, and refused. They bind to the run's name,
+which an imported run keeps.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
@@ -75,9 +75,8 @@ async def export_run(
     Args:
         store: Holds the run.
         run_id: The run, in any state.
-        key: Signs the text (HMAC-SHA256), so that `import_run` with the same key
-            refuses any other. None leaves it unsigned: anyone who can write it can put
-            an approval in it.
+        key: Signs the text (HMAC-SHA256), for `import_run`. None leaves it unsigned:
+            anyone who can write it can put an approval in it.
 
     Raises:
         UnknownRunError: If the store has no such run.
@@ -111,17 +110,14 @@ async def import_run(
     doorkeeper: Doorkeeper | None = None,
     by: str = "",
 ) -> str:
-    """Add an exported run to a store; its rows are derived from its journal.
-
-    Workers of this store continue an unfinished run. Delete or cancel it in the first
-    store, else both continue it.
+    """Add an exported run to a store, whose workers continue it; delete or cancel it in the first one.
 
     Args:
         store: Receives the run.
         text: What `export_run` wrote.
         key: Refuses text that is unsigned, altered or signed with another key. None
             checks no signature.
-        doorkeeper: Asks whether the run may be imported; None has no hook.
+        doorkeeper: Asks whether the run may be imported.
         by: Who imports it.
 
     Returns:
@@ -170,13 +166,7 @@ async def fork_run(
     now: float,
     instruction: str = "",
 ) -> str:
-    """Add a fork of a run to its store; see `planner_ext.engine.journal.forked_facts`.
-
-    Raises:
-        UnknownRunError: If the store has no such run.
-        InvalidForkError: If the run cannot be forked there.
-        RunConflictError: If the store has a run of the new name.
-    """
+    """Add a fork of a run to its store; see `planner_ext.engine.journal.forked_facts`."""
     stored = await store.load(run_id)
     facts = forked_facts(
         stored.facts, at=at, run_id=new_run_id, now=now, instruction=instruction
@@ -203,7 +193,7 @@ async def fork_run(
 async def _add(
     store: JournalStore, run: dict[str, Value], steps: Sequence[Step], *, way_out: str
 ) -> str:
-    """Add a run's row and what belongs to it in one transaction; return the run's name."""
+    """Add a run's rows in one transaction; return its name."""
     run_id = str(run["run_id"])
     try:
         await store.database.transact((_ADD_RUN, run), *steps)
@@ -215,12 +205,7 @@ async def _add(
 
 
 def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
-    """Check the columns of a run that its journal does not derive.
-
-    Raises:
-        ValueError, StoreError: If no worker could take the run, or its status
-            contradicts its journal.
-    """
+    """Check the columns that the journal does not derive: a worker could take the run, and its status fits."""
     read_inputs(str(run["run_id"]), run["inputs"])
     read_new_budget(str(run["run_id"]), run["new_budget"])
     is_new = state.phase is Phase.NEW
@@ -234,7 +219,7 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
 
 
 async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
-    """List the steps that write a journal and the rows derived from it, without the notices of its events."""
+    """List the steps that write a journal and its derived rows, without notices."""
     derived = _Steps()
     writer = JournalWriter(derived, run_id, ())
     for seq, fact in enumerate(facts):
@@ -269,7 +254,7 @@ def _document(columns: Sequence[str], row: Row) -> dict[str, object]:
 def _row(
     run_id: str, columns: Sequence[str], document: Mapping[str, Any]
 ) -> dict[str, Value]:
-    """Turn JSON values back into a row; raise `KeyError`, `TypeError` or `ValueError` for any other values."""
+    """Turn JSON values back into a row; any other value is an error."""
     row: dict[str, Value] = {"run_id": run_id}
     for column in columns:
         value = document[column]
@@ -285,7 +270,6 @@ def _row(
 
 
 def _time(value: Any) -> float:
-    """Read a time, in seconds since the epoch."""
     if not 0 <= (at := float(value)) < _LATEST:
         raise ValueError(f"{at} is not a time")
     return at

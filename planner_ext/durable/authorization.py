@@ -26,8 +26,7 @@ class Doorkeeper:
     """Asks the application's hook who may act on the runs of a store.
 
     Attributes:
-        authorize: The hook, or several that all have to allow; None allows everything
-            that needs no hook.
+        authorize: The hook, or several that all have to allow.
         verified: Whether the application vouches for the names of those who act.
     """
 

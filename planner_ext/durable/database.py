@@ -1,10 +1,9 @@
 """The port of the databases that hold runs, and their tables.
 
-``planner_journal`` is the source of truth: a row holds one fact as JSON, and its unique
-``(run_id, seq)`` fences workers. ``planner_runs`` and ``planner_approvals`` are derived
-from it, in the same transaction, so that unfinished runs and open approvals are found
-without reading every journal. Only a decision enters ``planner_approvals`` first, until
-a worker takes it into the journal.
+``planner_journal`` is the source of truth: a row is one fact, and its unique ``(run_id,
+seq)`` fences workers. ``planner_runs`` and ``planner_approvals`` are derived from it,
+in the same transaction. Only a decision enters ``planner_approvals`` first, until a
+worker takes it into the journal.
 
 Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with
 ``:name`` placeholders.
@@ -37,17 +36,13 @@ class Database(Protocol):
     """A database that holds runs.
 
     Attributes:
-        now: SQL of the database's time, in seconds since the epoch: the machines of
-            workers may differ.
+        now: SQL of the database's time, in seconds since the epoch.
         age: SQL of the seconds since a row of ``planner_workers`` was seen; time
             without a server does not count.
-        is_locked: SQL of whether the lock of the worker ``owner`` is held. Where the
-            locks are not the database's, this is true;
-            `planner_ext.durable.heartbeat.WorkerLocks` looks at them.
-        skip_locked: SQL that ends a SELECT whose rows are to be changed, so that it
-            skips those that others change now.
-        hints: The steps that tell waiting workers that a run may be due; a worker that
-            misses them polls.
+        is_locked: SQL of whether the lock of the worker ``owner`` is held; true where
+            `planner_ext.durable.heartbeat.WorkerLocks` alone looks at the locks.
+        skip_locked: SQL that ends a SELECT of rows that are to be changed.
+        hints: The steps that tell waiting workers that a run may be due.
     """
 
     now: ClassVar[str]
@@ -57,14 +52,11 @@ class Database(Protocol):
     hints: ClassVar[Sequence[Step]]
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in order in one transaction: all of them, durably, or none.
-
-        Returns:
-            The rows of each step; empty for a step that returns no rows.
+        """Perform steps in one transaction: all of them, durably, or none; return the rows of each.
 
         Raises:
             DuplicateRowError: If a key exists.
-            StoreError: If the database cannot be used; the message has the way out.
+            StoreError: If the database cannot be used; says the way out.
         """
         ...
 
@@ -72,8 +64,8 @@ class Database(Protocol):
         """Write a copy into a new file while workers write.
 
         Raises:
-            StoreError: If the file exists or cannot be written, or this database is
-                copied by its own tool.
+            StoreError: If the file exists or cannot be written, or this database has
+                its own tool for that.
         """
         ...
 

@@ -1,7 +1,4 @@
-"""Decides when the calls of a worker's runs may start, and interrupts runs when the worker leaves or they are ended.
-
-A run that may end the process is driven alone.
-"""
+"""Decides when the calls of a worker's runs may start, and interrupts runs when the worker leaves or they are ended."""
 
 import asyncio
 from collections import defaultdict
@@ -45,14 +42,13 @@ still performs them."""
 class DrivenRuns:
     """The runs that a worker drives, and their calls in flight.
 
-    While a run is driven alone, no call of another run starts. It is alone from the end
-    of the other runs' calls until it has recorded a reply or a result.
-
-    While the worker drains, no call starts, and a run is interrupted as soon as it has
-    neither a call nor a request in flight.
+    While a run is driven alone, no call of another run starts: from the end of the
+    others' calls until it has recorded a reply or a result. While the worker drains, no
+    call starts, and a run is interrupted once it has neither a call nor a request in
+    flight.
 
     Attributes:
-        stores: The store of each run that is driven at this moment.
+        stores: The store of each run that is driven now.
         interrupt: Cancels the task of the run of this name; None unless the worker
             drains.
     """
@@ -76,12 +72,12 @@ class DrivenRuns:
         return self.interrupt is not None
 
     def drain(self, interrupt: Callable[[str], object]) -> None:
-        """Start no further calls; ``interrupt`` cancels the task of a run by its name."""
+        """Start no further calls."""
         self.interrupt = interrupt
         self.notify()
 
     async def alone(self, run_id: str, seconds: float) -> bool:
-        """Reserve the worker for one run; False if calls of other runs were still in flight after this time."""
+        """Reserve the worker for one run; False if other runs' calls were still in flight after this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._until(lambda: self._alone in (None, run_id))
@@ -112,7 +108,7 @@ class DrivenRuns:
         self.notify()
 
     def is_open(self, run_id: str) -> bool:
-        """Whether calls of a run may start: no other run is driven alone, and the worker does not drain."""
+        """Whether calls of a run may start."""
         return not self.is_draining and self._alone in (None, run_id)
 
     async def until_decided(self, run_id: str) -> None:
@@ -120,7 +116,7 @@ class DrivenRuns:
         await self._until(lambda: self.is_draining or self.is_open(run_id))
 
     def notify(self) -> None:
-        """Wake the waiting runs: a call has ended, or a run is no longer driven."""
+        """Wake the waiting runs."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -152,7 +148,6 @@ class ArrivingText:
 
     Attributes:
         place: How many facts the journal had when it began to arrive; -1 for none.
-        pieces: What has arrived.
     """
 
     place: int
@@ -162,15 +157,12 @@ class ArrivingText:
 class DrivenStore:
     """Records a driven run's facts while its calls may start; implements `planner_ext.engine.ports.RunStore`.
 
-    Its block drives the run.
+    Its block drives the run, and ends with `RunFencedError` if `abandon` interrupted
+    it.
 
     Attributes:
-        writer: Records the facts.
-        calls: The calls in flight, each as its iteration and index.
-        text: The text of the last streamed reply.
-
-    Raises:
-        RunFencedError: At the end of the block, if it was interrupted by `abandon`.
+        calls: Those in flight, each as its iteration and index.
+        text: That of the last streamed reply.
     """
 
     def __init__(self, writer: JournalWriter, driven: DrivenRuns) -> None:
@@ -204,11 +196,7 @@ class DrivenStore:
             ) from None
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
-        """Record facts; see `planner_ext.engine.ports.RunStore`.
-
-        Raises:
-            asyncio.CancelledError: If a call may not start now.
-        """
+        """Record facts; cancelled if a call may not start now."""
         new = {
             (fact.iteration, fact.index)
             for fact in facts
@@ -248,7 +236,7 @@ class DrivenStore:
             await self._interrupt()
 
     async def emit(self, event: Event) -> None:
-        """Show readers a piece of text, see `planner_ext.engine.ports.Emit`; the facts before it are stored first."""
+        """Show readers a piece of text; the facts before it are stored first."""
         if not isinstance(event, TextDelta) or not event.text:
             return
         with suppress(StoreError):  # the next fact is not recorded then, either
@@ -267,7 +255,7 @@ class DrivenStore:
         return action is not None and not isinstance(action, _BOOKKEEPING)
 
     def abandon(self) -> None:
-        """Cancel the run's work, unless its end is recorded here: the store may show it before `append` returns."""
+        """Cancel the run's work, unless its end is being recorded: the store may show it already."""
         if not self._ends and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 
@@ -275,8 +263,8 @@ class DrivenStore:
         """Return once a call may start.
 
         The engine records nothing else of the run meanwhile. So where other calls of
-        the batch are in flight, only the task of this call is cancelled; the engine
-        starts the call again once they have ended.
+        the batch are in flight, only this call's task is cancelled; the engine starts
+        it again once they have ended.
         """
         if self.calls and not self._driven.is_open(self.writer.run_id):
             raise asyncio.CancelledError
@@ -284,7 +272,7 @@ class DrivenStore:
         await self._interrupt()
 
     async def _interrupt(self) -> None:
-        """If the worker drains, interrupt the run, and wait for the cancellation, so that it does nothing more."""
+        """If the worker drains, interrupt the run, and wait for the cancellation."""
         if self._driven.interrupt is not None:
             self._driven.interrupt(self.writer.run_id)
             await asyncio.Event().wait()

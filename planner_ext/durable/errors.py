@@ -17,21 +17,21 @@ from planner_ext.core.errors import PlannerExtError, RunRefusedError, reading
 
 
 class StoreError(PlannerExtError):
-    """A store cannot be used; the message names the problem and the way out. Recorded facts stay recorded."""
+    """A store cannot be used; the message says why, and the way out. Recorded facts stay recorded."""
 
     may_pass = True
 
 
 class DuplicateRowError(StoreError):
-    """A row with this key exists. A database raises it to the store; it never leaves `planner_ext.durable`."""
+    """A row with this key exists; never leaves `planner_ext.durable`."""
 
 
 class RunFencedError(StoreError):
-    """Another worker has continued this run, or it was cancelled; this worker stops before its next side effect."""
+    """Another worker continued this run, or it was cancelled; this one stops before its next side effect."""
 
 
 class WorkerInUseError(StoreError):
-    """Two workers have the same name; the second is refused, since its end would make the first look dead."""
+    """Two workers have the same name; the second one is refused."""
 
 
 class UnknownRunError(PlannerExtError):
@@ -39,15 +39,15 @@ class UnknownRunError(PlannerExtError):
 
 
 class RunConflictError(PlannerExtError):
-    """A run of this name exists and has another goal or other inputs, or it is in use and cannot be deleted."""
+    """A run of this name has another goal or other inputs, or is in use and cannot be deleted."""
 
 
 class ApprovalRefusedError(PlannerExtError):
-    """A decision is refused: its call is unknown, expired or altered, or it was made for another call."""
+    """A decision is refused: its call is unknown, expired or altered, or another one."""
 
 
 class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
-    """The ``authorize`` hook refuses an action on a kept run, or this process lacks the hook. Nothing was changed."""
+    """The ``authorize`` hook refuses an action on a kept run, or is missing here. Nothing was changed."""
 
 
 def reading_row(
@@ -81,11 +81,7 @@ _BETWEEN = re.compile(r"[^\w]+")
 
 
 def is_address(where: object) -> bool:
-    """Return whether a store's address is a PostgreSQL URL (True) or a file path (False).
-
-    Raises:
-        StoreError: If it is a URL of another kind.
-    """
+    """Return whether this is a PostgreSQL URL; raise `StoreError` if it is another kind's."""
     text = str(where)
     if text.startswith(("postgresql://", "postgres://")):
         return True
@@ -103,7 +99,7 @@ def redacted(where: str) -> str:
 
 
 def without_passwords(text: str, where: str) -> str:
-    """Remove an address's passwords, whole, partial or percent-encoded, from another library's text."""
+    """Remove an address's passwords, whole, partial or percent-encoded, from a text."""
     shown, secrets = _split(where)
     text = text.replace(where, shown)
     for secret in secrets:
@@ -146,7 +142,7 @@ def _split(where: str) -> tuple[str, list[str]]:
 
 
 def _without_login(text: str, secrets: list[str]) -> str:
-    """Hide the text between the first colon and the last @: an @ in a password should be written %40, and is not."""
+    """Hide the text between the first colon and the last @: a password may hold an @ that should be %40."""
     login, at, place = text.rpartition("@")
     user, colon, password = login.partition(":")
     if not at or not colon or not password:
@@ -156,7 +152,7 @@ def _without_login(text: str, secrets: list[str]) -> str:
 
 
 def _without_odd_ports(text: str, secrets: list[str]) -> str:
-    """Hide ports that are not numbers: if the host is missing, the password is parsed as the port."""
+    """Hide ports that are not numbers: without a host, the password is parsed as the port."""
 
     def hide(match: re.Match[str]) -> str:
         port = match["port"]

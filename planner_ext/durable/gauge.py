@@ -1,9 +1,8 @@
 """The gauge of what waits in a store: ``planner_ext.approvals.waiting``.
 
-It is read from the store when metrics are collected, not counted up and down: a run
-pauses in one process, is decided in another, and may be cancelled, expire or lose its
-process between. Every worker of a store reports the same number, so that dashboards
-take the greatest, not the sum.
+It is read from the store when metrics are collected: a run pauses in one process and is
+decided in another. Every worker reports the same number, so dashboards take the
+greatest, not the sum.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -21,7 +20,7 @@ def waiting_reported(store: str, count: Callable[[], int]) -> Generator[None]:
 
     Args:
         store: The store's address, without a password.
-        count: Counts them; called in the thread that collects metrics.
+        count: Counts them, in the thread that collects metrics.
     """
     key = object()
     _counts[key] = store, count

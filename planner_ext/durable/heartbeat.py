@@ -1,9 +1,8 @@
 """Which workers of a store live: each holds a lock, and writes a heartbeat to its row.
 
 A worker that holds its lock without a heartbeat for its lease is frozen or cut off:
-others take its runs. The heartbeat has a separate thread, so that a blocked event loop
-does not count as a death. A worker whose own heartbeat is late first gives up its runs;
-the journal refuses its further writes.
+others take its runs. The heartbeat has its own thread, so that a blocked event loop is
+no death. A worker whose own heartbeat is late first gives up its runs.
 """
 
 import asyncio
@@ -72,18 +71,15 @@ _SEEN = """
 
 @frozen
 class WorkerRecord:
-    """One worker of a store.
+    """One worker of a store; times are in seconds since the epoch.
 
     Attributes:
         worker_id: Its unique id, which owns runs.
-        name: Its name, unique among living workers.
+        name: Unique among living workers.
         host: The machine.
-        pid: The process.
         status: ``open``: drives what it starts itself; ``working``: takes due runs,
             too; ``leaving``: takes no more.
-        started_at: When it opened the store, in seconds since the epoch.
-        seen_at: Its last heartbeat, in seconds since the epoch, by the clock of the
-            store.
+        seen_at: Its last heartbeat, by the clock of the store.
         alive: Whether it holds its lock, and was seen within its lease.
         concurrency: How many runs it drives at once at most; None if it takes none.
         runs: The names of the runs that it drives.
@@ -102,7 +98,7 @@ class WorkerRecord:
 
 
 async def list_workers(store: JournalStore) -> list[WorkerRecord]:
-    """List the workers of a store, the oldest first, with the runs that they drive."""
+    """List the workers of a store, the oldest first."""
     workers = _WORKERS.format(age=store.database.age)
     rows, owned = await store.database.transact((workers, {}), (_DRIVEN, {}))
     runs: dict[Value, list[str]] = {}
@@ -138,11 +134,10 @@ class WorkerLocks(Protocol):
         ...
 
     def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
-        """Return the workers that hold no lock any more.
+        """Return those of some workers, this one included, that hold no lock any more.
 
         Args:
-            is_locked: Workers, this one included, and whether the database sees each
-                one's lock.
+            is_locked: Whether the database sees each one's lock.
         """
         ...
 
@@ -150,16 +145,13 @@ class WorkerLocks(Protocol):
 class LeasedWorkers:
     """The workers of a store, and this worker's heartbeat.
 
-    They hint which runs may be taken over; the journal makes that safe.
-
     Args:
         store: The store.
         locks: Which workers hold their locks.
         lease_seconds: How long after its last heartbeat this worker counts as alive.
 
     Attributes:
-        on_lapse: Called in the event loop when this worker's lease has lapsed; gives up
-            its runs.
+        on_lapse: Called in the event loop when this worker's lease has lapsed.
     """
 
     def __init__(
@@ -183,11 +175,7 @@ class LeasedWorkers:
         self._loop: asyncio.AbstractEventLoop
 
     async def open(self) -> None:
-        """Enter this worker's row, and keep it fresh.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Enter this worker's row, and keep it fresh; raise `StoreError` if it cannot be written."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         await asyncio.wrap_future(self._started)
@@ -228,12 +216,12 @@ class LeasedWorkers:
         return lambda: self._lapses == lapses and not self._is_late()
 
     def announce(self, status: str, concurrency: int | None = None) -> None:
-        """Show in this worker's row what it does: ``open``, ``working`` or ``leaving``."""
+        """Show in this worker's row what it does."""
         self._status = status, concurrency or self._status[1]
         self._wake.set()
 
     def _is_late(self) -> bool:
-        """Whether the thread did not run for the lease: the process was frozen, or the machine slept."""
+        """Whether the thread did not run for the lease: a frozen process, or machine."""
         (steady, wall) = _clocks()
         (steady_then, wall_then) = self._marked
         return steady - steady_then > self._lease or wall - wall_then > self._lease

@@ -26,7 +26,6 @@ def _guards() -> TypeAdapter[Guards]:
 
 
 def _dump_budget(budget: object) -> dict[str, Any]:
-    """Convert a budget to JSON values; anything else is refused."""
     if not isinstance(budget, Budget):
         raise _refused(f"budget must be of the class Budget; got {shown(budget)}.")
     return _budgets().dump_python(budget, mode="json")
@@ -39,7 +38,7 @@ class RunInputs:
     Attributes:
         arguments: The application's arguments that are data, by name.
         budget: Replaces the planner's limits; None keeps them.
-        guards: What the planner of the worker must have; None demands nothing.
+        guards: What the worker's planner must have; None demands nothing.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -89,11 +88,7 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
 
 
 def hooks_in(run_id: str, *texts: object) -> tuple[str, ...]:
-    """List the ``authorize`` hooks among the guards in the texts of a run's inputs and of its first fact.
-
-    Raises:
-        StoreError: If a text that may name one is damaged.
-    """
+    """List the ``authorize`` hooks in the texts of a run's inputs and first fact; raise `StoreError` if damaged."""
     found: set[str] = set()
     for text in texts:
         if text is None or '"authorize"' not in str(text):
@@ -105,11 +100,7 @@ def hooks_in(run_id: str, *texts: object) -> tuple[str, ...]:
 
 
 class NewBudget(NamedTuple):
-    """A new budget for a run, until a worker has taken it.
-
-    Attributes:
-        text: As the store holds it.
-    """
+    """A new budget that no worker has taken yet; ``text`` is as the store holds it."""
 
     limits: Budget
     by: str
@@ -117,12 +108,12 @@ class NewBudget(NamedTuple):
 
 
 def new_budget_text(budget: object, *, by: str, at: float) -> str:
-    """Write a new budget for a run as JSON text, which its time makes unique; anything but a budget is refused."""
+    """Write a run's new budget as JSON text, which its time makes unique."""
     return json.dumps({"limits": _dump_budget(budget), "by": by, "at": at})
 
 
 def read_new_budget(run_id: str, text: object) -> NewBudget | None:
-    """Read the text of `new_budget_text`, None without one; raise `StoreError` if it is damaged."""
+    """Read the text of `new_budget_text`; raise `StoreError` if it is damaged."""
     if text is None:
         return None
     with reading_row(f"The new budget of run {run_id!r} is"):
@@ -133,7 +124,7 @@ def read_new_budget(run_id: str, text: object) -> NewBudget | None:
 
 
 def _json_value(name: object, value: object) -> object:
-    """Return an argument as it will be read again; refuse other values than JSON's, at any depth."""
+    """Return an argument as it will be read again; refuse other values than JSON's."""
     if not isinstance(name, str):
         raise _refused(f"arguments must have texts as names; got {shown(name)}.")
     try:

@@ -52,18 +52,16 @@ Statuses: TypeAlias = str | Collection[str] | None
 
 
 class RunFilters(TypedDict, total=False):
-    """Which runs to list or count, besides their status. None does not filter.
-
-    Times are in seconds since the epoch, as in `RunRecord`.
+    """Which runs to list or count, besides their status; None does not filter.
 
     Attributes:
         goal: A text that the goal contains; ASCII letters match in upper and lower
             case.
-        worker: The name or the unique id of the worker that drives the run.
-        created_after: When the run was created, at the earliest.
-        created_before: The run was created before this time.
-        updated_after: When the run was last updated, at the earliest.
-        updated_before: The run was last updated before this time.
+        worker: The name or unique id of the worker that drives the run.
+        created_after: When it was created, at the earliest, in seconds since the epoch.
+        created_before: Before this time.
+        updated_after: When it was last updated, at the earliest.
+        updated_before: Before this time.
     """
 
     goal: str | None
@@ -79,7 +77,6 @@ class RunStats:
     """The numbers of a store, for a dashboard or an alarm.
 
     Attributes:
-        total: All its runs.
         by_status: The number of runs of every status of `RunRecord.status`, 0 included.
         retrying: The running ones that wait for their next try after a fault.
         oldest_approval_seconds: The age of the oldest open call or question; None
@@ -94,7 +91,7 @@ class RunStats:
 
 @frozen
 class StoreMarks:
-    """Change marks of a store's lists: two marks are equal as long as the lists are.
+    """Two marks of a store are equal as long as its lists are.
 
     Attributes:
         number: The open calls and questions.
@@ -119,7 +116,7 @@ _CONDITIONS = {
 
 
 def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, Value]]:
-    """Write a WHERE clause of statuses and filters, and the values of its placeholders.
+    """Write a WHERE clause, and the values of its placeholders.
 
     Raises:
         StoreError: If no run can have a status, or a value has another type.
@@ -193,9 +190,8 @@ def with_waits(
 
     Args:
         records: The runs of a page.
-        waiting: The rows of `PAGE` with their name, call and number.
-        lost: When workers that died, or are frozen, were last seen; 0 if that is not
-            known.
+        waiting: The rows of `PAGE`: name, call and number.
+        lost: When lost workers were last seen; 0 if that is not known.
         now: The time.
     """
     calls: dict[str, list[str]] = {}
@@ -231,7 +227,7 @@ def _calls_text(names: Sequence[str], number: int) -> str:
 
 
 def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> str:
-    """Say which worker or which time a run waits for, if no person can decide it."""
+    """Say which worker or time a run waits for."""
     if not record.unfinished:
         return ""
     if record.owner is not None:

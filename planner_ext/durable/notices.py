@@ -1,9 +1,8 @@
 """Notices of runs that paused, ended or failed: rows in the store, delivered to callbacks and a webhook.
 
-A notice's row is written in the transaction that changes the run's status, so that it
-is delivered at least once, also after a crash. Rows are written only for events that a
-worker subscribed to within the last day. Any worker with a listener for an event
-delivers its due notices, each in a separate task.
+A row is written in the transaction that changes the run's status, if a worker
+subscribed to the event within the last day. Any worker with a listener delivers it, at
+least once.
 """
 
 import asyncio
@@ -95,13 +94,11 @@ class RunNotice:
         run_id: The run.
         event: ``paused``: it waits for decisions; ``ended``; ``failed``: it has failed,
             or is in quarantine.
-        status: The run's status at that moment, as in `RunRecord`.
-        goal: The goal of the run.
+        status: The run's status then, as in `RunRecord`.
         problem: Why it failed, or ended without an answer; "" without a problem.
-        pending: The calls and questions of a paused run that wait when this is
-            delivered.
-        where: The store's path or address, without passwords: `Approvals.connect` and
-            ``planner-ext approvals`` decide there, by the ids in ``pending``.
+        pending: What waits in a paused run when this is delivered.
+        where: The store's path or address, without passwords; `Approvals.connect` and
+            ``planner-ext approvals`` decide there.
         at: When it happened.
     """
 
@@ -129,10 +126,8 @@ class NoticeRecord:
     """A notice in the store.
 
     Attributes:
-        id: The notice's unique name.
-        run_id: The run.
         event: ``paused``, ``ended`` or ``failed``.
-        status: The run's status at that moment.
+        status: The run's status then.
         at: When it happened.
         attempts: How often a worker has begun to deliver it.
         next_at: When it is delivered next; None once it was delivered or given up.
@@ -162,11 +157,7 @@ async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ..
 
 
 def _read_notice(row: Row) -> NoticeRecord:
-    """Read a row of a notice.
-
-    Raises:
-        StoreError: If it is damaged.
-    """
+    """Read a row of a notice; raise `StoreError` if it is damaged."""
     key, run, event, body, created_at, attempts, next_at, delivered_at, problem = row
     with reading_row(f"The row of notice {key!r} is"):
         return NoticeRecord(
@@ -183,14 +174,11 @@ def _read_notice(row: Row) -> NoticeRecord:
 
 
 class Notifier:
-    """Delivers the notices of one store, as one of its workers.
+    """Delivers the notices of one store, as one of its workers; an invalid listener is named.
 
     Args:
-        listeners: The listener of each event; without any, nothing is subscribed to.
+        listeners: The listener of each event.
         webhook: Receives all events, or None.
-
-    Raises:
-        PlannerInvalidConfigurationError: If a listener cannot be called.
     """
 
     def __init__(
@@ -239,13 +227,7 @@ class Notifier:
             await self._begin_work()
 
     async def listen(self, event: NoticeEvent, name: str, listener: Listener) -> None:
-        """Deliver the notices of an event to one more listener from now on.
-
-        Args:
-            event: The event.
-            name: The listener's name, under which a notice records its delivery.
-            listener: Receives the notices.
-        """
+        """Deliver the notices of an event also to the listener of this name, under which their delivery is recorded."""
         self._targets.setdefault(event, {})[name] = listener
         await self._begin_work()
 
@@ -282,7 +264,7 @@ class Notifier:
             await self._clock.sleep(poll_seconds)
 
     async def _begin(self) -> bool:
-        """Begin to deliver the due notices, each in a task; return whether more may be due."""
+        """Begin to deliver the due notices; return whether more may be due."""
         now = self._clock.now()
         events = {event: event if event in self._targets else "" for event in _EVENTS}
         free = _AT_ONCE - len(self._delivering)
@@ -434,7 +416,7 @@ class Webhook:
         self._client: AsyncClient | None = None
 
     def open(self) -> None:
-        """Open a client; connections are made when the first notice is sent."""
+        """Open a client."""
         import httpx  # noqa: PLC0415  (see above)
 
         logging.getLogger("httpx").addFilter(self._is_other)
@@ -446,8 +428,8 @@ class Webhook:
         """Post a notice once.
 
         Raises:
-            _NotTakenError: If it was not taken; the message names the host, and nothing
-                that may be secret.
+            _NotTakenError: If it was not taken; names the host, and nothing that may be
+                secret.
         """
         assert self._client is not None, "it was opened"
         body = json.dumps(notice.as_dict(), separators=(",", ":"))

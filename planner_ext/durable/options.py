@@ -1,4 +1,4 @@
-"""The options of a worker, declared once for every store that it can work on; `RetryPolicy` is one of them."""
+"""The options of a worker, declared once for every store."""
 
 import inspect
 import random
@@ -31,9 +31,7 @@ def is_final(error: BaseException) -> bool:
 
     Final are an HTTP status 4xx other than 408, 409 and 429, a failed authentication,
     in the error or its causes, and an error of this package that names an option, a
-    journal or a run that cannot be used. Any other failure of the endpoint, the store
-    or the application's code is retried; so is a service that this worker's kernel
-    lacks.
+    journal or a run that cannot be used.
     """
     for cause in _causes(error):
         status = getattr(cause, "status_code", None) or getattr(
@@ -87,7 +85,7 @@ class RetryPolicy:
                 raise InvalidLimitError(problem)
 
     def delay(self, retries: int) -> float:
-        """Return the seconds before a retry, counted from 1; the formula of tenacity's `wait_exponential_jitter`."""
+        """Return the seconds before a retry, from 1, as tenacity's `wait_exponential_jitter`."""
         jitter = random.uniform(0, self.first_delay)  # noqa: S311  (nothing is kept secret by it)
         return min(
             self.max_delay, self.first_delay * 2.0 ** min(retries - 1, 64) + jitter
@@ -102,8 +100,7 @@ class WorkerOptions(TypedDict, total=False):
         in_doubt: Who handles a call that had started when its process died, that may
             not simply run again, and whose probe cannot tell: a ``person``, as a
             pending approval, or the ``model``, as the call's result.
-        poll_seconds: How often to poll the store for changes by other workers and
-            approvers.
+        poll_seconds: How often to poll the store for changes by others.
         retry: How often, and when, workers drive a run again after a fault here. None
             is the default `RetryPolicy`.
         lease_seconds: How long this worker may be frozen or cut off; after that others
@@ -112,17 +109,16 @@ class WorkerOptions(TypedDict, total=False):
             result before it is quarantined.
         grace_seconds: How long calls and requests in flight may take when the block is
             left; 0 interrupts them.
-        clock: Tells the time and sleeps; None uses the machine's clock.
+        clock: None uses the machine's clock.
         authorize: Asked before this worker takes a decision, and before this process
-            acts on a run: `Runs.cancel`, ``set_budget``, ``resume``, ``fork`` and
-            ``delete``; see `ApprovalSettings`, whose hook is asked, too. A refused
-            decision of an approver leaves its call waiting. A run that begins here is
-            bound to the hook: a worker without it does not continue the run, and a
-            process without any hook may not act on it.
+            acts on a run, besides the hook of the planner's `ApprovalSettings`. A
+            refused decision of an approver leaves its call waiting. A run that begins
+            here is bound to the hook: a worker without it does not continue the run,
+            and a process without any hook may not act on it.
         on_paused: Called with a `RunNotice` when a run of the store has paused; async
             or not. A notice is delivered at least once, in a separate task, and is
-            retried for a day. Any worker may deliver it, so all workers of a store
-            should have the same listeners.
+            retried for a day. Any worker may deliver it, so all workers should have the
+            same listeners.
         on_ended: As ``on_paused``, when a run has ended or was cancelled.
         on_failed: As ``on_paused``, when a run has failed or was quarantined.
         notify: A URL to which all these notices are posted as JSON, by Standard
@@ -154,12 +150,7 @@ class WorkerOptions(TypedDict, total=False):
 
 @frozen
 class WorkerSettings:
-    """`WorkerOptions`, validated and with defaults.
-
-    Raises:
-        PlannerInvalidConfigurationError: If an option is invalid, naming it.
-        StoreError: If the worker's name is invalid.
-    """
+    """`WorkerOptions`, validated and with defaults."""
 
     worker_id: str | None = None
     in_doubt: InDoubt = "person"
@@ -222,7 +213,7 @@ class WorkerSettings:
 
 
 def takes_worker_options(function: _F) -> _F:
-    """Spell out `WorkerOptions` in the signature of a function that takes them as ``**options``."""
+    """Spell out `WorkerOptions` in a function's signature."""
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     options = inspect.signature(WorkerSettings).parameters.values()

@@ -3,10 +3,8 @@
 A worker needs a session of its own, which holds its lock. Every other process may
 connect through a pooler that gives each transaction another session.
 
-A transaction whose connection is lost during the commit may or may not have been
-committed. So each connection has a row in ``planner_commits``, where every writing
-transaction leaves a fresh token: the row tells whether it was committed. While a server
-restarts, transactions wait.
+A connection lost during a commit does not say whether it happened. So each connection
+has a row in ``planner_commits``, where every writing transaction leaves a fresh token.
 """
 
 import asyncio
@@ -145,11 +143,11 @@ _Result = TypeVar("_Result")
 
 
 class PostgresDatabase:
-    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.database.Database`.
+    """A PostgreSQL database; implements `planner_ext.durable.database.Database`.
 
     Args:
         url: ``postgresql://...``.
-        connections: The number of connections; each runs one transaction at a time.
+        connections: Their number; each runs one transaction at a time.
         patience: Seconds to wait for an unreachable server.
     """
 
@@ -179,16 +177,11 @@ class PostgresDatabase:
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
     async def open(self, *, patience: float = 0.0) -> None:
-        """Reach the server, and create missing tables.
-
-        Args:
-            patience: Seconds to wait for a server that cannot be reached, or is
-                starting.
+        """Reach the server, waiting so many seconds, and create missing tables.
 
         Raises:
             StoreError: If the server cannot be reached or used.
-            NewerSchemaError: If the tables were made by a newer version of this
-                package.
+            NewerSchemaError: If a newer version of this package made the tables.
         """
 
         async def prepare() -> None:
@@ -199,13 +192,7 @@ class PostgresDatabase:
             await _with_retries(prepare, seconds=patience)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; a writing one completes even if its caller is cancelled.
-
-        Raises:
-            DuplicateRowError: If a key exists.
-            StoreError: If the database cannot be used, or was unreachable for longer
-                than the patience.
-        """
+        """Perform steps in one transaction; a writing one completes even if its caller is cancelled."""
         if self._closed:
             raise StoreError(
                 "The store was closed. Use it inside its async with block."
@@ -271,7 +258,7 @@ class PostgresDatabase:
             self._free.put_nowait(one)
 
     async def _commit(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
-        """Perform steps and commit; if the connection breaks, find out whether they were committed, or retry."""
+        """Perform steps and commit; if the connection breaks, find out whether that happened, or retry."""
         async with self._borrowed() as one:
             while True:
                 token = uuid.uuid4().hex
@@ -291,7 +278,7 @@ class PostgresDatabase:
 
 
 class _StoreConnection:
-    """One connection, opened on first use, and its row in ``planner_commits``, inserted on its first write."""
+    """One connection, opened on first use, with its row in ``planner_commits``."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -383,12 +370,11 @@ class _StoreConnection:
 class PostgresWorkers:
     """Holds this process's lock as a worker of a database, in a session of its own.
 
-    The same session listens for hints, so that its loss is noticed at once. Implements
-    `planner_ext.durable.heartbeat.WorkerLocks`; its block holds the lock.
+    The same session listens for hints, so that its loss is noticed at once.
 
     Attributes:
         name: The worker's name; one process may have it at a time.
-        worker_id: A globally unique id; a restarted worker gets a new one.
+        worker_id: A unique id; a restarted worker gets a new one.
         hinted: Set at a notification.
 
     Args:
@@ -414,8 +400,7 @@ class PostgresWorkers:
 
         Raises:
             WorkerInUseError: If a living process has the name.
-            StoreError: If the database cannot be used, or a pooler keeps no session for
-                this worker.
+            StoreError: If the database cannot be used, or a pooler keeps no session.
         """
         with _as_store_errors(self._url):
             self._connection = await _with_retries(self._locked, seconds=self._patience)
@@ -446,7 +431,7 @@ class PostgresWorkers:
         }
 
     async def _keep(self) -> None:
-        """Wait for notifications, and acquire the locks again when the session was lost."""
+        """Wait for notifications; acquire the locks again when the session was lost."""
         while True:
             try:
                 while self._is_held:
@@ -492,7 +477,7 @@ class PostgresWorkers:
         return connection
 
     async def _keeps_session(self, connection: _Connection) -> bool:
-        """Whether a pooler keeps a session for a connection while another connection takes one for a transaction."""
+        """Whether a pooler keeps a connection's session while another one takes one for a transaction."""
         own = await _session_id(connection)
         try:
             async with asyncio.timeout(_POOLER_SECONDS):
@@ -509,7 +494,7 @@ class PostgresWorkers:
 
 
 def _key(name: str) -> int:
-    """Map a name to its lock number: the first eight bytes of a digest, so that two names do not collide."""
+    """Map a name to its lock number: the first eight bytes of a digest."""
     digest = hashlib.sha256(f"planner_ext worker {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -553,7 +538,7 @@ async def _session_id(connection: _Connection) -> int:
 
 
 async def _prepare(connection: _Connection) -> None:
-    """Create the tables under a lock, since concurrent creation fails; existing tables need no right to create."""
+    """Create the tables under a lock, since concurrent creation fails."""
     if await _has_tables(connection):
         return
     async with connection.transaction():
@@ -575,12 +560,12 @@ async def _has_tables(connection: _Connection) -> bool:
 
 @cache
 def _query(statement: str) -> LiteralString:
-    """Convert a statement to psycopg's placeholders; its text is the package's own, outside data are in the values."""
+    """Convert a statement to psycopg's placeholders; its text is the package's own."""
     return cast("LiteralString", re.sub(r":([a-z_]+)", r"%(\1)s", statement))
 
 
 def _may_retry(error: Exception) -> bool:
-    """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
+    """Return whether a retry may help: the server is unreachable, restarts, or asks for it."""
     if isinstance(error, OSError):
         return True
     if not isinstance(error, psycopg.Error):
@@ -602,7 +587,7 @@ async def _with_retries(
     seconds: float,
     may_retry: Callable[[Exception], bool] = _may_retry,
 ) -> _Result:
-    """Retry until the server is reachable or the time is over; any other error is raised at once."""
+    """Retry until the server is reachable or the time is over."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     wait = 0.05
@@ -634,7 +619,7 @@ def _is_refusal(error: psycopg.Error) -> bool:
 
 @contextmanager
 def _as_store_errors(url: str) -> Generator[None]:
-    """Convert a PostgreSQL error to a `StoreError` with the problem, the place and the way out, but no password."""
+    """Convert a PostgreSQL error to a `StoreError` with the way out, and no password."""
     try:
         yield
     except (psycopg.errors.UniqueViolation, psycopg.errors.NotNullViolation) as error:

@@ -1,7 +1,4 @@
-"""The values in the rows of a store. Text of a model or a person is stored as JSON: ASCII, without control characters.
-
-Reading a row runs no code.
-"""
+"""The values in the rows of a store. Text of a model or a person is stored as JSON, in ASCII."""
 
 import json
 import re
@@ -54,33 +51,26 @@ _KINDS: dict[str, type[Approve | Deny | Supply]] = {
 
 @frozen
 class RunRecord:
-    """A run, as the store lists it.
+    """A run, as the store lists it; times are in seconds since the epoch.
 
     Attributes:
-        run_id: The run's name.
-        goal: The goal of the run.
-        status: ``queued``: submitted, no worker has begun it; ``running``, even if its
-            worker died; ``paused``; ``failed``: its faults ran out of retries;
+        status: ``queued``: no worker has begun it; ``running``, even if its worker
+            died; ``paused``; ``failed``: its faults ran out of retries;
             ``quarantined``: its worker's process ended too often; or how it ended, as
             in a result.
         owner: The worker that drives it, or None.
-        wake_at: When the run is next due, in seconds since the epoch: the first expiry
-            of a paused run, the next retry of a running one. None means never.
-        created_at: When it was started, in seconds since the epoch.
-        updated_at: When it last changed, in seconds since the epoch: got a reply,
-            paused, resumed or ended.
+        wake_at: When it is next due: the first expiry of a paused run, the next retry
+            of a running one. None means never.
+        updated_at: When it last got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since its last reply or result.
-        deaths: How often its worker's process ended since its last reply or result.
-        iterations: The model round trips charged to it, up to its last reply.
-        tool_calls: The calls charged to it, up to its last reply.
-        tokens: The tokens charged to it, up to its last reply.
-        cost: The cost charged to it, up to its last reply, in the unit of its price;
-            None if unknown.
+        deaths: How often its worker's process ended since then.
+        iterations: The round trips charged to it, up to its last reply; so are
+            ``tool_calls``, ``tokens`` and ``cost``.
+        cost: In the unit of its price; None if unknown.
         waits_for: In a list: the functions of the first open calls, with the roles of
             those who may decide, "an answer" for a question, and how many more there
-            are; a worker; or the next try. "" while a worker drives it, after its end,
-            and outside of lists.
+            are; a worker; or the next try. "" elsewhere.
     """
 
     run_id: str
@@ -106,11 +96,7 @@ class RunRecord:
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
-        """@private Read a row of ``planner_runs`` with the columns `RUN_COLUMNS`.
-
-        Raises:
-            StoreError: If the row is damaged.
-        """
+        """@private Read the columns `RUN_COLUMNS`; raise `StoreError` if they are damaged."""
         values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
         with reading_row(f"The row of run {row[0]!r} is"):
             values["goal"] = str(json.loads(values["goal"]))
@@ -157,8 +143,8 @@ class StoredRun:
             now: The end of unfinished work, see `planner_ext.timeline.timeline_of`.
 
         Raises:
-            InvalidJournalError: If the facts contradict each other, or belong to
-                another run.
+            InvalidJournalError: If the facts contradict each other, or are another
+                run's.
         """
         record = self.record
         with _reading_journal(record.run_id):
@@ -181,20 +167,16 @@ class PendingApproval(ToolCall):
 
     Attributes:
         id: ``{run_id}/{iteration}/{call_id}``; a long call id is cut and ends in a
-            digest. Decisions refer to it. A call that was approved and is then in doubt
-            asks again under a new id that no model can foresee: with ``@`` and the name
-            of its start appended.
-        run_id: The run that waits.
+            digest. A call in doubt that was approved asks again under an id that no
+            model can foresee: with ``@`` and the name of its start.
         call_id: The call's id within its batch.
         asked_at: When it started to wait.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
-        problem: Why a worker could not take the last decision; "" if there was no
-            problem.
+        problem: Why a worker could not take the last decision; "" if it could.
         decision: The decision with its author, time and arguments; None while it is
             open.
-        refused: The refused decisions on it, the oldest first: late, second, made for
-            another call, or invalid.
+        refused: The refused decisions on it, the oldest first.
     """
 
     run_id: str
@@ -212,12 +194,7 @@ _STORED = (*_TEXTS, "kind", "arguments", "iteration", "roles", "in_doubt", "para
 
 
 def call_values(state: State, call: Call) -> dict[str, Any]:
-    """Convert a call that waits to the JSON values of its row, from which `read_approval` reads it.
-
-    Args:
-        state: The run's state.
-        call: One of its `planner_ext.approval.waiting.waiting_calls`.
-    """
+    """Convert a call that waits to the JSON values of its row; see `read_approval`."""
     shown = shown_call(state, call)
     values = {name: shown[name] for name in _STORED}
     if call.decided_fact.approved and not call.started:
@@ -238,10 +215,10 @@ def asked_call(call: ToolCall, id_: str, state: State) -> PendingApproval:
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
-    """Build a call's id across all runs; anything but plain text in the model's call id is escaped, as in JSON.
+    """Build a call's id across all runs, escaped as in JSON.
 
-    An id too long for a key is cut and ends in a digest: some models put whole
-    signatures in their call ids.
+    Some models put whole signatures in their call ids: what is too long for a key is
+    cut and ends in a digest.
     """
     name = json.dumps(call_id)[1:-1]
     if len(name) > _LONGEST_NAME:
@@ -250,12 +227,11 @@ def approval_id(run_id: str, iteration: int, call_id: str) -> str:
 
 
 def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fact, ...]:
-    """Read the rows of a journal from its ``first`` on, in order, as ``(seq, schema, fact)``.
+    """Read the rows ``(seq, schema, fact)`` of a journal from its ``first`` on.
 
     Raises:
-        NewerSchemaError: If a row was written by a newer version of this package.
-        InvalidJournalError: If a row is damaged; names the run and the first such row.
-            The whole journal is rejected.
+        NewerSchemaError: If a newer version of this package wrote a row.
+        InvalidJournalError: If a row is damaged; names it.
     """
     values: list[object] = []
     for place, (seq, schema, fact) in enumerate(rows, first):
@@ -279,11 +255,10 @@ def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fac
 
 
 def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
-    """Compute the state of a run from its journal.
+    """Compute the state of a run.
 
     Raises:
-        InvalidJournalError: If the facts contradict each other, or belong to another
-            run.
+        InvalidJournalError: If the facts contradict each other, or are another run's.
     """
     with _reading_journal(run_id):
         state = fold(facts)
@@ -293,7 +268,6 @@ def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
 
 
 def _reading_journal(run_id: str) -> AbstractContextManager[None]:
-    """Raise `InvalidJournalError` if the facts of a journal contradict each other."""
     return reading(
         f"The journal of run {run_id!r} contradicts itself, it is", InvalidJournalError
     )
@@ -310,8 +284,8 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     """Read a row of ``planner_approvals``, and the rows of its refused decisions.
 
     Raises:
-        ApprovalRefusedError: If its call does not match its fingerprint, so that it
-            cannot be decided.
+        ApprovalRefusedError: If it is damaged, or its call does not match its
+            fingerprint.
     """
     (
         key,
@@ -380,7 +354,6 @@ def read_refusal(
 
 
 def _text(value: object) -> str:
-    """Return a text; raise `TypeError` for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"expected a text; got {shown(value)}")
     return value
@@ -393,7 +366,6 @@ def _decision_record(
     function: str,
     requested: Mapping[str, Any] | None,
 ) -> DecisionRecord:
-    """Read a decision with its author and time."""
     data: dict[str, Any] = json.loads(str(text))
     kind, by, reason = (
         _text(data.get(name) or "") for name in ("kind", "by", "reason")
@@ -417,16 +389,15 @@ def _decision_record(
 
 
 def read_moment(at: Value) -> datetime | None:
-    """Read a column of a time; None for a null."""
+    """Read a column of a time."""
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 
 def write_decision(decision: Decision, *, verified: bool = False) -> str:
-    """Write a decision as JSON text, and whether the application vouches for its author.
+    """Write a decision as JSON text, and whether its author is vouched for.
 
     Raises:
-        ApprovalRefusedError: If it does not answer a question, or holds a value that is
-            not JSON.
+        ApprovalRefusedError: If it is no decision, or holds a value that is not JSON.
     """
     kind = _kind_of(decision)
     if kind is None:
@@ -463,7 +434,7 @@ def any_decision_text(decision: object) -> str:
 
 
 def read_decision(text: str) -> tuple[Decision, bool]:
-    """Read what `write_decision` wrote: a decision, and whether the application vouches for its author.
+    """Read what `write_decision` wrote.
 
     Raises:
         ApprovalRefusedError: If it is damaged, or newer than this version reads.

@@ -103,16 +103,14 @@ class RunResult:
     """A run of a store: how it ended, what it waits for, or how far it is.
 
     Attributes:
-        run_id: The run's name.
-        goal: The goal of the run.
         status: As in `RunRecord`.
         final_answer: The answer; "" without one.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The name of the limit that ended the run, or None.
-        reason: Why the run ended; "" if it was answered.
-        problem: Its last fault, or why it is in quarantine; "" without one.
+        reason: Why it ended; "" if it was answered.
+        problem: Its last fault, or why it is in quarantine.
         pending: The calls and questions that wait for a person.
     """
 
@@ -133,8 +131,8 @@ class RunResult:
 
         Raises:
             LimitReachedError: If a limit ended the run.
-            RunNotAnsweredError: If the run waits, failed, or ended without an answer
-                for another reason.
+            RunNotAnsweredError: If it waits, failed, or ended without an answer
+                otherwise.
         """
         if self.status == "answered":
             return self
@@ -184,13 +182,10 @@ class RunsClient:
         Args:
             where: The SQLite file, created if it does not exist, or a ``postgresql://``
                 address.
-            poll_seconds: How often to poll the store for changes by workers and
-                approvers.
-            clock: The time source; None uses the machine's clock.
-            authorize: Asked before this process cancels, forks or deletes a run, sets
-                its budget or decides its calls; see `Approvals.connect`. A process
-                without a hook is refused a run that began under one. A run that is
-                submitted here is bound to this hook.
+            poll_seconds: How often to poll the store for changes by others.
+            clock: None uses the machine's clock.
+            authorize: Asked before this process acts on a run or decides its calls; see
+                `Approvals.connect`. A run that is submitted here is bound to it.
             verified: Whether the application vouches for the names given as ``by``.
 
         Raises:
@@ -212,7 +207,7 @@ class RunsClient:
         authorize: Authorize | tuple[Authorize, ...] | None = None,
         verified: bool = False,
     ) -> "RunsClient":
-        """@private Return a client of the same store, under one more hook; ``verified`` is as for `connect`."""
+        """@private Return a client of the same store, under one more hook."""
         hooks = (*hooks_of(self._doorkeeper.authorize), *hooks_of(authorize))
         doorkeeper = Doorkeeper(authorize=hooks, verified=verified)
         return RunsClient(
@@ -223,23 +218,15 @@ class RunsClient:
         )
 
     async def _check(self, action: RunAction, run_id: str, by: str) -> None:
-        """Ask the hook whether a person may act on a run; raise `NotAuthorizedError` if not."""
+        """Raise `NotAuthorizedError` if the hook refuses."""
         await self._doorkeeper.check(self._store, action, run_id, by=by)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
-        """End a run for good, whichever worker drives it.
+        """End a run for good, whichever worker drives it; False if it had ended before.
 
         No further function starts, and every open call is answered. The worker cancels
-        a call in flight. A synchronous function cannot be interrupted: it continues in
-        its thread, and its result is discarded.
-
-        Args:
-            run_id: The run.
-            by: Who cancels, for the record and the model.
-            reason: Why, for the record and the model.
-
-        Returns:
-            Whether this call ended the run; False if it had ended before.
+        a call in flight; a synchronous function continues in its thread, its result is
+        discarded. ``by`` and ``reason`` are for the record and the model.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -251,10 +238,10 @@ class RunsClient:
         )
 
     async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
-        """Delete a run for good, with all rows about it.
+        """Delete a run that has ended, failed or is in quarantine, with all rows about it.
 
         Args:
-            run_id: A run that has ended, failed or is in quarantine.
+            run_id: The run.
             force: Whether it may also be paused; its open calls are then never decided.
             by: Who deletes it, for the ``authorize`` hook.
 
@@ -269,24 +256,19 @@ class RunsClient:
     async def prune(
         self, *, older_than: timedelta, status: str, dry_run: bool = False, by: str = ""
     ) -> int:
-        """Delete old runs for good, in batches between which the workers continue.
-
-        None is deleted if the ``authorize`` hook refuses one of them, or is missing and
-        one began under a hook.
+        """Delete old runs for good, in batches, and return their number; ``dry_run`` only counts them.
 
         Args:
             older_than: The time since `RunRecord.updated_at`.
             status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``,
                 ``failed`` or ``quarantined``.
-            dry_run: Whether to count them only.
+            dry_run: Deletes nothing.
             by: Who deletes them, for the ``authorize`` hook.
-
-        Returns:
-            Their number.
 
         Raises:
             StoreError: If runs with this status may not be deleted.
-            NotAuthorizedError: If one may not be deleted; names it.
+            NotAuthorizedError: If the hook refuses one of them, or is missing and one
+                began under a hook; then none is deleted.
         """
         before = self._clock.now() - older_than.total_seconds()
         if not dry_run:
@@ -314,15 +296,13 @@ class RunsClient:
         """List the runs that all given filters let pass, the most recently updated first.
 
         Args:
-            status: One status of `RunRecord`, or several of which a run has one; None
-                lists all.
+            status: One status of `RunRecord`, or several; None lists all.
             limit: The maximum number of runs.
-            offset: The number of runs to skip; see `count`.
+            offset: The number of runs to skip.
             **filters: By goal, worker and age; see `RunFilters`.
 
         Raises:
-            StoreError: If a filter, limit or offset is invalid; the message says what
-                is expected.
+            StoreError: If a filter, limit or offset is invalid.
         """
         now = self._clock.now()
         return await self._store.runs(
@@ -330,17 +310,17 @@ class RunsClient:
         )
 
     async def stats(self) -> RunStats:
-        """Count the runs, and read the age of the oldest approval; costs milliseconds with 100,000 runs."""
+        """Count the runs, and read the age of the oldest approval; milliseconds with 100,000 runs."""
         return await self._store.stats(self._clock.now())
 
     async def marks(self) -> StoreMarks:
-        """Read marks that change with the store, in a fraction of a millisecond: poll this to follow the store."""
+        """Read marks that change with the store, in a fraction of a millisecond: poll this to follow it."""
         return await self._store.marks(self._clock.now())
 
     def approvals(
         self, *, authorize: Authorize | tuple[Authorize, ...] | None = None
     ) -> Approvals:
-        """Return the approvals of the same store; ``authorize`` is asked besides the hook of this client, if any."""
+        """Return the approvals of the same store; ``authorize`` is asked besides this client's hook."""
         client = self.acting(authorize=authorize, verified=self._doorkeeper.verified)
         return Approvals(self._store, clock=self._clock, doorkeeper=client._doorkeeper)
 
@@ -368,9 +348,9 @@ class RunsClient:
     ) -> str:
         """Fork a run after an iteration: add a stopped run, which `Runs.resume` continues with a budget.
 
-        The fork has the consumption and the results of the kept iterations, and the
-        run's policies. Functions of later iterations are called again. The fork has
-        neither later decisions nor an approval for the rest of the run.
+        It has the usage and the results of the kept iterations, and the run's policies;
+        it has neither later decisions nor an approval for the rest of the run.
+        Functions of later iterations are called again.
 
         Args:
             run_id: The run, in any state; it is not changed.
@@ -403,7 +383,7 @@ class RunsClient:
         )
 
     async def notices(self, run_id: str) -> tuple[NoticeRecord, ...]:
-        """List the notices of a run, the oldest first: which were delivered, and why others were not."""
+        """List the notices of a run, the oldest first, with why one was not delivered."""
         return await notices_of(self._store, run_id)
 
     async def submit(
@@ -416,29 +396,26 @@ class RunsClient:
         interceptors: Sequence[Interceptor] = (),
         approval: ApprovalSettings | None = None,
     ) -> "SubmittedRun":
-        """Queue a run for a worker that `Runs.work`s; needs neither planner nor kernel.
-
-        Submitting the same run again changes nothing, and returns the existing run.
+        """Queue a run for a worker that `Runs.work`s; submitting it again returns the existing run.
 
         Args:
             goal: The goal of the run.
             run_id: The run's name, 1 to 200 characters without ``/``. None generates
                 one.
             arguments: The application's arguments that are data: JSON values by name,
-                which the store keeps. An argument of the same name from the worker's
-                ``arguments_for`` takes precedence.
-            budget: Replaces the budget of the worker's planner for this run.
+                which the store keeps. Those of the worker's ``arguments_for`` take
+                precedence.
+            budget: Replaces the budget of the worker's planner.
             interceptors: Guards that the worker's planner must have, such as an
-                `ApprovalPolicy`; a worker without one refuses the run by name. A policy
-                is compared as data, a function by its name.
+                `ApprovalPolicy`: compared as data, a function by its name.
             approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have,
                 besides this client's hook.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or an argument or
                 the budget cannot be stored.
-            RunConflictError: If the name belongs to a run with another goal, or with
-                other inputs.
+            RunConflictError: If the name belongs to a run with another goal or other
+                inputs.
             StoreError: If the name or the store cannot be used.
         """
         guards = self._guards(interceptors, approval or ApprovalSettings())
@@ -449,7 +426,6 @@ class RunsClient:
     def _guards(
         self, interceptors: Sequence[Interceptor], approval: ApprovalSettings
     ) -> Guards | None:
-        """Describe what the planner of this run must have; None demands nothing."""
         approval = approval.asking(self._doorkeeper.authorize)
         guards = Guards(
             interceptors=tuple(map(guard_name, interceptors)),
@@ -462,14 +438,14 @@ class RunsClient:
     async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
         """Give a run another budget; what it spent so far still counts.
 
-        The worker takes it before its next action, as the fact `BudgetChanged`; a run
-        that waits takes it when it continues. A limit that is already used up ends the
-        run there. A newer budget replaces one that was not taken.
+        The worker takes it before its next action, as the fact `BudgetChanged`. A limit
+        that is already used up ends the run there. A newer budget replaces one that was
+        not taken.
 
         Args:
             run_id: The run.
-            budget: Replaces all limits of the run. Without ``max_iterations`` that of
-                the worker's planner holds.
+            budget: Replaces all limits. Without ``max_iterations`` that of the worker's
+                planner holds.
             by: Who sets it, for the record.
 
         Raises:
@@ -488,7 +464,7 @@ class RunsClient:
             )
 
     async def result(self, run_id: str) -> RunResult:
-        """Read how a run ended, what it waits for, or how far it is; does not wait, see `SubmittedRun.result`.
+        """Read how a run ended, what it waits for, or how far it is; does not wait.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -518,14 +494,7 @@ class RunsClient:
         owner: str | None,
         inputs: RunInputs | None = None,
     ) -> tuple[str, RunRecord | None]:
-        """Create a run, queued if it has inputs; return its name, and the existing run of this name.
-
-        Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, or the inputs cannot
-                be stored.
-            RunConflictError: If the existing run has another goal, or other inputs.
-            StoreError: If the name or the store cannot be used.
-        """
+        """Create a run, queued if it has inputs; return its name, and the existing run of this name."""
         _check_goal(goal)
         name = _run_name(run_id)
         status, text = (
@@ -550,7 +519,7 @@ class RunsClient:
 
 
 def _run_name(run_id: str | None) -> str:
-    """Return the name of a new run, None generates one; raise `StoreError` if it is invalid."""
+    """Return a valid name of a new run; None generates one."""
     expected = "run_id must be 1 to 200 characters, without / and control characters"
     return checked_name(
         uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected
@@ -570,14 +539,11 @@ class SubmittedRun:
         self._runs = runs
 
     async def result(self, timeout: float | None = None) -> RunResult:  # noqa: ASYNC109  (as of a future)
-        """Wait for the run's next pause or end; called again after a decision, wait for what follows.
-
-        Args:
-            timeout: Seconds to wait at most; None waits until then. The run continues
-                either way.
+        """Wait for the run's next pause or end; called again after a decision, for what follows.
 
         Raises:
-            TimeoutError: If the run is still queued or driven after ``timeout``.
+            TimeoutError: If it is still queued or driven after ``timeout`` seconds; it
+                continues.
         """
         async with asyncio.timeout(timeout):
             await self._runs.wait(self.run_id)
@@ -589,7 +555,9 @@ class Runs(RunsClient):
 
     A run continues from its journal, in any process; a recorded step is never repeated.
     A call that started and has no recorded end is handled as its function declares with
-    `planner_ext.durable.effect`.
+    `planner_ext.durable.effect`. Where a method takes them, ``planner`` drives the
+    runs, ``kernel`` has their functions, and ``arguments_for`` returns the
+    application's arguments for a run by its name.
     """
 
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
@@ -619,11 +587,11 @@ class Runs(RunsClient):
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
-        Leaving the block hands this worker's runs over to other workers; see `close`.
+        Leaving the block hands this worker's runs over to others; see `close`.
 
         Args:
-            path: The file; created if it does not exist. Its folder must exist, on a
-                disk of this host.
+            path: Created if it does not exist. Its folder must exist, on a disk of this
+                host.
             **options: See `WorkerOptions`.
 
         Raises:
@@ -651,14 +619,12 @@ class Runs(RunsClient):
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.postgres(url) as runs``.
 
-        Other workers that `work` continue the runs of a dead worker within seconds.
-        Leaving the block hands this worker's runs over at once; see `close`. A server
-        that starts, restarts or takes no writes is awaited for up to a minute. Needs
-        the extra ``planner-ext[postgres]``.
+        Others that `work` continue the runs of a dead worker within seconds. Leaving
+        the block hands its runs over; see `close`. A server that starts, restarts or
+        takes no writes is awaited for up to a minute. Needs the extra ``postgres``.
 
         Args:
-            url: ``postgresql://...``; directly to the server or through a pooler that
-                keeps sessions.
+            url: ``postgresql://...``; to the server or a pooler that keeps sessions.
             **options: See `WorkerOptions`.
 
         Raises:
@@ -693,7 +659,6 @@ class Runs(RunsClient):
         *,
         where: str,
     ) -> AsyncGenerator["Runs", None]:
-        """Work on a store, and leave it at the end of the block."""
         runner = Runner(
             store,
             settings.in_doubt,
@@ -753,9 +718,9 @@ class Runs(RunsClient):
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
-        An unfinished run continues from its journal, with the decisions made meanwhile,
-        and so does a failed or quarantined one; an ended one returns its result. If
-        another worker drives it, the handle waits for that worker.
+        An unfinished, failed or quarantined run continues from its journal, with the
+        decisions made meanwhile; an ended one returns its result. If another worker
+        drives it, the handle waits for that worker.
 
         Args:
             planner: Drives the run.
@@ -764,8 +729,7 @@ class Runs(RunsClient):
             run_id: The run's name, 1 to 200 characters without ``/``. None generates
                 one.
             arguments: The application's arguments; never stored, so each process that
-                continues the run passes them. A submitted run keeps its other
-                arguments.
+                continues the run passes them. A submitted run keeps its other ones.
             streaming: Whether to stream requests, for the text in `RunHandle.events`;
                 without effect on a run that is driven here already.
 
@@ -810,11 +774,11 @@ class Runs(RunsClient):
             kernel: Its functions may be called.
             decisions: Decisions on pending calls, by call id, besides those made
                 through `Approvals`; all or none are taken.
-            budget: Replaces the run's limits; consumption so far still counts.
-            arguments: The application's arguments.
+            budget: Replaces the run's limits; usage so far still counts.
+            arguments: As for `start`.
             by: Who resumes it, for the ``authorize`` hook, which is also asked about
-                each decision. A resume with decisions alone asks it about these only.
-            streaming: Whether to stream requests, as for `start`.
+                each decision. A resume with decisions alone asks about these only.
+            streaming: As for `start`.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -841,7 +805,7 @@ class Runs(RunsClient):
         return RunHandle(self._pool, job)
 
     def _with_hook_of(self, planner: DurablePlanner[Any]) -> RunsClient:
-        """Return a client whose actions the planner's ``authorize`` hook has to allow, too."""
+        """Return a client that also asks the planner's ``authorize`` hook."""
         return self.acting(authorize=getattr(planner, "authorize", None))
 
     async def _revived(
@@ -859,13 +823,7 @@ class Runs(RunsClient):
         arguments_for: ArgumentsFor | None = None,
         limit: int = 100,
     ) -> list[RunHandle[R]]:
-        """Take the due runs: submitted, decided, expired, at their retry, or of a worker that died.
-
-        Args:
-            planner: Drives the runs.
-            kernel: Its functions may be called.
-            arguments_for: Returns the application's arguments for a run.
-            limit: The maximum number of runs to take.
+        """Take at most ``limit`` due runs: submitted, decided, expired, at their retry, or of a worker that died.
 
         Returns:
             Their handles; the runs are already running.
@@ -882,14 +840,10 @@ class Runs(RunsClient):
         arguments_for: ArgumentsFor | None = None,
         max_concurrency: int = 100,
     ) -> NoReturn:
-        """Recover runs until cancelled. A fault of a run is logged, and any worker retries the run.
+        """Recover runs until cancelled, at most ``max_concurrency`` at once.
 
-        Args:
-            planner: Drives the runs.
-            kernel: Its functions may be called.
-            arguments_for: Returns the application's arguments for a run.
-            max_concurrency: The maximum number of runs at once. Runs that this worker
-                started itself count, and never wait.
+        Runs that this worker started itself count, and never wait. A fault of a run is
+        logged, and any worker retries the run.
 
         Raises:
             StoreError: If the store could not be used for a minute.
@@ -916,11 +870,6 @@ class Runs(RunsClient):
     ) -> None:
         """Set what `activate` drives runs with.
 
-        Args:
-            planner: Drives the runs.
-            kernel: Its functions may be called.
-            arguments_for: Returns the application's arguments for a run.
-
         Raises:
             PlannerInvalidConfigurationError: If the planner is something else.
         """
@@ -935,14 +884,15 @@ class Runs(RunsClient):
         For an engine that says when and where a run is driven, see
         `planner_ext.durable.hosts`. It may be called twice, late and on two machines:
         the journal lets one of them drive the run. A second call in this process waits
-        for the first. Cancelling the wait does not cancel the run. A fault of the run
-        is not raised: the run is due at its retry.
+        for the first. Cancelling the wait does not cancel the run. A fault is not
+        raised: the run is due at its retry.
 
         Returns:
-            What is next: ``ended`` if nothing is due until a person resumes the run;
-            else after how many ``seconds`` to activate it again: 0.0 if a decision was
-            made meanwhile or this worker leaves, 5.0 if another worker drives it, 30.0
-            if this worker's planner refuses it, None if only a decision continues it.
+            ``ended`` if nothing is due until a person resumes the run; else after how
+                many ``seconds`` to activate it again: 0.0 if a decision was made
+                meanwhile or this worker leaves, 5.0 if another worker drives it, 30.0
+                if this worker's planner refuses it, None if only a decision continues
+                it.
 
         Raises:
             PlannerInvalidConfigurationError: If `drive_with` was not called.
@@ -958,18 +908,10 @@ class Runs(RunsClient):
         return await self._pool.activate(given(run_id))
 
     async def due(self, limit: int = 100, *, again_after: float = 30.0) -> Due:
-        """Name due runs that no living worker drives: submitted, decided, expired, or at their retry.
+        """Name at most ``limit`` due runs that no living worker drives, each to one caller, in any process.
 
-        Each is named to one caller, in any process.
-
-        Args:
-            limit: The maximum number of runs.
-            again_after: After how many seconds a run that no worker has claimed is
-                named again.
-
-        Returns:
-            Their names, the oldest first, and the seconds to wait before the next call;
-            see `hint`.
+        The oldest come first. One that no worker has claimed is named again after
+        ``again_after`` seconds.
 
         Raises:
             StoreError: If the store cannot be used.
@@ -977,28 +919,21 @@ class Runs(RunsClient):
         return await self._pool.due(limit=limit, again_after=again_after)
 
     async def hint(self, timeout: float) -> None:  # noqa: ASYNC109  (a hint is not an error when it is late)
-        """Wait until runs may be due, such as after a decision, or until the timeout; an SQLite file gives no hints.
-
-        Args:
-            timeout: Seconds to wait at most.
-        """
+        """Wait until runs may be due, ``timeout`` seconds at most; an SQLite file gives no hints."""
         await self._pool.hint(timeout)
 
     async def listen(self, event: NoticeEvent, name: str, listener: Listener) -> None:
-        """@private Deliver the notices of an event to a host, too; see `Notifier.listen`."""
+        """@private Deliver the notices of an event to a host, too."""
         assert self._notifier is not None
         await self._notifier.listen(event, name, listener)
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Release the runs that this worker drives, for other workers to continue, and close the store.
+        """Release the runs that this worker drives, for others to continue, and close the store.
 
-        No run, call or request starts any more. Those in flight end first and are
-        recorded, so that no call is in doubt; after the grace, or when this wait is
-        cancelled, the rest is cancelled. Leaving the ``async with`` block calls this.
-
-        Args:
-            grace_seconds: How long calls and requests in flight may take; None uses the
-                option of this worker.
+        No run, call or request starts any more. Those in flight end first, so that no
+        call is in doubt; after ``grace_seconds``, by default the worker's option, or
+        when this wait is cancelled, the rest is cancelled. Leaving the ``async with``
+        block calls this.
         """
         async with self._closing:  # a second call waits for the first one
             try:
@@ -1010,7 +945,7 @@ class Runs(RunsClient):
 
 
 def _deadline(earlier: float | None, error: StoreError) -> float:
-    """Return until when a worker waits for a store that cannot be used; raise the error after that."""
+    """Return until when to wait for the store; raise the error after that."""
     now = asyncio.get_running_loop().time()
     if earlier is None:
         logger.warning("Due runs wait, the store cannot be used: %s", error)
@@ -1023,7 +958,6 @@ def _deadline(earlier: float | None, error: StoreError) -> float:
 def _jobs(
     planner: DurablePlanner[R], kernel: Any, arguments_for: ArgumentsFor | None
 ) -> Callable[[str], Job[R]]:
-    """Return a function that returns the job of a run."""
     return lambda run_id: Job(
         run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for
     )
@@ -1039,7 +973,6 @@ def _check_planner(planner: object) -> None:
 
 
 def _warn_unguarded(planner: DurablePlanner[Any], kernel: Any) -> None:
-    """Warn of functions that a planner without guards would call."""
     if (say := getattr(planner, "unguarded", None)) is not None and (
         text := say(kernel)
     ) is not None:
@@ -1058,7 +991,7 @@ def _check_goal(goal: object) -> None:
 def _result_of(
     record: RunRecord, state: State, pending: Sequence[PendingApproval]
 ) -> RunResult:
-    """Build the result of a run from its row, the state of its journal, which may be newer, and its pending calls."""
+    """Build a run's result from its row, its journal, which may be newer, and its pending calls."""
     ended = state.ended
     return RunResult(
         run_id=record.run_id,

@@ -1,7 +1,6 @@
 """Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it returns.
 
-Each worker locks a file beside the database. The operating system releases the lock
-when the process ends or dies.
+Each worker locks a file beside the database; the lock ends with the process.
 """
 
 import asyncio
@@ -52,9 +51,8 @@ _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows]]
 class SqliteDatabase:
     """One SQLite file; implements `planner_ext.durable.database.Database`.
 
-    The connection lives in a dedicated thread, so that waiting for the disk does not
-    block the event loop. The steps of all callers of one turn of the event loop go
-    there together, so that they share one wait for the disk.
+    Its connection lives in a dedicated thread. The steps of all callers of one turn of
+    the event loop share one wait for the disk.
     """
 
     now: ClassVar[str] = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -85,8 +83,8 @@ class SqliteDatabase:
             create: Whether to create a missing file.
 
         Raises:
-            StoreError: If it cannot be used; the message says why, and the way out.
-            NewerSchemaError: If it was made by a newer version of this package.
+            StoreError: If it cannot be used; says why, and the way out.
+            NewerSchemaError: If a newer version of this package made it.
         """
 
         def opened() -> Self:
@@ -111,7 +109,7 @@ class SqliteDatabase:
         return await in_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
+        """See `planner_ext.durable.database.Database`."""
         if self._closed:
             raise StoreError(
                 f"The store {_shown(self._path)} was closed. Use it inside its async with block."
@@ -124,7 +122,7 @@ class SqliteDatabase:
         return await done
 
     async def backup(self, path: Path) -> None:
-        """Write a copy into a new file while workers write; see `planner_ext.durable.database.Database`."""
+        """See `planner_ext.durable.database.Database`."""
 
         def copy() -> None:
             with (
@@ -165,7 +163,7 @@ class SqliteDatabase:
             raise _as_store_error(self._path, error) from error
 
     async def holds_lock(self, worker_id: str) -> bool:
-        """Whether a process holds a worker's lock; True if this process may not open it."""
+        """Whether a process holds a worker's lock; True if this one may not open it."""
         return await in_thread(
             partial(_is_locked, lock_file(self._path.resolve(), worker_id))
         )
@@ -179,13 +177,12 @@ class SqliteDatabase:
             await in_thread(self._thread.join)
 
     def _hand_over(self) -> None:
-        """Give the gathered steps to the thread."""
         if self._gathered:
             self._work.put(self._gathered)
             self._gathered = []
 
     def _serve(self) -> None:
-        """Perform callers' steps until `close`; one wait for the disk serves all callers that are waiting."""
+        """Perform callers' steps until `close`; one wait for the disk serves all that wait."""
         closing = False
         while not closing:
             gathered = [self._work.get()]
@@ -250,7 +247,7 @@ class SqliteDatabase:
         ]
 
     def _perform_apart(self, steps: Sequence[Step]) -> _Rows | StoreError:
-        """Perform one caller's steps; an invalid key or value fails only this caller's steps."""
+        """Perform one caller's steps; an invalid key or value fails only these."""
         connection = self._connection
         connection.execute("SAVEPOINT one")
         try:
@@ -276,7 +273,7 @@ def _deliver(group: Sequence[_Work], outcomes: Sequence[_Rows | StoreError]) -> 
 
 
 def _with_retries(work: Callable[[], object]) -> None:
-    """Retry work that another process blocks, at short intervals: SQLite's own waits grow to a tenth of a second."""
+    """Retry what another process blocks, at short intervals: SQLite's own grow to a tenth of a second."""
     end = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -324,10 +321,9 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
 
 
 def _is_at_rest(path: Path) -> bool:
-    """Whether this process may not write a file or its folder, and no other process has the file open.
+    """Whether this process may not write a file or its folder, and no other one has the file open.
 
-    Such a file is read as it is; otherwise SQLite would need, or leave behind, files
-    that the workers cannot write.
+    It is read as it is; else SQLite would leave files that the workers cannot write.
     """
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return not may_write and not os.path.exists(f"{os.path.realpath(path)}-wal")
@@ -350,7 +346,7 @@ def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> Non
 
 
 def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> bool:
-    """Whether a file has a store's tables, whose schema is checked; one with none of them may become a store."""
+    """Whether a file has a store's tables; one with none of them may become a store."""
     there = {
         name
         for (name,) in connection.execute(
@@ -396,7 +392,6 @@ _CONFLICTS = (
 
 
 def _as_store_error(path: Path, error: Exception) -> StoreError:
-    """Convert an SQLite error to a `StoreError` with the way out."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code in _CONFLICTS:
         return DuplicateRowError(str(error))
@@ -411,11 +406,7 @@ def _shown(path: Path) -> str:
 
 
 class LockedWorkers:
-    """The workers of one SQLite file: each holds a lock on ``{file}.{worker_id}.lock`` as long as it lives.
-
-    Implements `planner_ext.durable.heartbeat.WorkerLocks`; leaving its block releases
-    the worker's name.
-    """
+    """The workers of one SQLite file: each holds a lock on ``{file}.{worker_id}.lock`` as long as it lives."""
 
     def __init__(self, path: Path, worker_id: str) -> None:
         """Acquire the worker's lock.
@@ -444,7 +435,7 @@ class LockedWorkers:
         drop_lock(self._lock(self.worker_id), self._descriptor)
 
     def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
-        """Return the workers that hold no lock; delete the lock of a dead worker."""
+        """Return the workers that hold no lock; delete the lock of a dead one."""
         return {worker_id for worker_id in is_locked if not self._is_held(worker_id)}
 
     def _is_held(self, worker_id: str) -> bool:
@@ -458,7 +449,6 @@ class LockedWorkers:
         return False
 
     def _sweep(self) -> None:
-        """Delete the locks of workers that died."""
         for lock in self._path.parent.glob(f"{escape(self._path.name)}.*.lock"):
             self._is_held(
                 lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock")
@@ -474,7 +464,7 @@ def lock_file(path: Path, worker_id: str) -> Path:
 
 
 def _is_locked(lock: Path) -> bool:
-    """Return whether a process has locked a file, which is left as it is."""
+    """Return whether a process has locked a file."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except OSError as error:
@@ -489,11 +479,7 @@ def _is_locked(lock: Path) -> bool:
 
 
 def take_lock(lock: Path) -> int | None:
-    """Open and lock a file; None if another process has locked it.
-
-    Raises:
-        StoreError: If the file cannot be created.
-    """
+    """Open and lock a file; None if another process has locked it."""
     while True:
         try:
             descriptor = _open(lock)
@@ -528,7 +514,7 @@ def _open(lock: Path) -> int:
 
 @contextmanager
 def new_file(path: Path) -> Generator[None]:
-    """Create a file that only its owner may use; it is deleted if the block fails.
+    """Create a file that only its owner may use, for a block; deleted if the block fails.
 
     Raises:
         StoreError: If it exists, or cannot be written.
@@ -549,12 +535,7 @@ def new_file(path: Path) -> Generator[None]:
 
 
 def _create_private(path: Path) -> int:
-    """Create a file that only its owner may use, under any umask; follow a link to a file that does not exist.
-
-    Raises:
-        FileExistsError: If it exists already; it is not opened.
-        OSError: If it cannot be created.
-    """
+    """Create a file that only its owner may use, under any umask; follow a link to a missing file."""
     descriptor = os.open(
         os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600
     )

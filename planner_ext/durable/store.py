@@ -1,4 +1,4 @@
-"""The statements of a store: each method is one transaction of a worker or an approver."""
+"""The statements of a store: each method is one transaction."""
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
 
@@ -202,7 +202,7 @@ class Opening(AbstractAsyncContextManager[T]):
 
 
 def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening[T]]:
-    """Turn a generator that yields an open store into a function that returns its `Opening`."""
+    """Make a generator that yields an open store return its `Opening`."""
     context = asynccontextmanager(function)
 
     @wraps(function)
@@ -215,15 +215,12 @@ def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening
 async def open_database(
     where: str | Path, *, create: bool = True, patience: float = 0.0
 ) -> Database:
-    """Open the SQLite file at a path, or the PostgreSQL database at a ``postgresql://`` address.
+    """Open the SQLite file at a path, or the PostgreSQL database at an address.
 
     Args:
-        where: The path or address.
+        where: The path or ``postgresql://`` address.
         create: Whether to create a missing file.
-        patience: Seconds to wait for a server that cannot be reached, or is starting.
-
-    Raises:
-        StoreError: If it cannot be used; the message says why, and the way out.
+        patience: Seconds to wait for a server that cannot be reached.
     """
     if not is_address(where):
         from planner_ext.durable.sqlite import SqliteDatabase  # noqa: PLC0415  (only for a file)
@@ -244,7 +241,7 @@ async def open_database(
 async def opened_store(
     where: str | Path, *, create: bool = True, patience: float = 0.0
 ) -> "AsyncGenerator[JournalStore, None]":
-    """Open a store as `open_database` does, and close it at the end of the block."""
+    """Open a store for a block; see `open_database`."""
     store = JournalStore(await open_database(where, create=create, patience=patience))
     try:
         yield store
@@ -254,14 +251,7 @@ async def opened_store(
 
 @frozen
 class RunOwner:
-    """A worker that owns runs.
-
-    Attributes:
-        worker_id: Its unique id.
-        is_locked: Whether the database sees its lock; see `Database.is_locked`.
-        is_lapsed: Whether its last heartbeat is older than its lease; False for a
-            worker without a row.
-    """
+    """A worker that owns runs: whether its lock is held, and its last heartbeat older than its lease."""
 
     worker_id: str
     is_locked: bool
@@ -275,7 +265,7 @@ class Look:
     Attributes:
         has_free: Whether a due run has neither an owner nor a death.
         has_died: Whether a due run has no owner, and a death.
-        owners: The owners of runs, and the worker that reads.
+        owners: Those of runs, and the worker that reads.
     """
 
     has_free: bool
@@ -284,7 +274,7 @@ class Look:
 
 
 class JournalStore:
-    """The runs in one database: a method is a transaction.
+    """The runs in one database.
 
     The journal's unique ``(run_id, seq)`` makes concurrent workers safe; owners only
     avoid wasted work.
@@ -303,7 +293,7 @@ class JournalStore:
         status: Literal["queued", "running"] = "running",
         inputs: str | None = None,
     ) -> bool:
-        """Insert a run with its owner and its inputs; False if the name is taken."""
+        """Insert a run; False if the name is taken."""
         statement = """
             INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs)
             VALUES (:run_id, :goal, :status, :owner, :at, :at, :inputs)
@@ -324,8 +314,7 @@ class JournalStore:
         """Append rows to a run's journal and update the derived tables, durably.
 
         Raises:
-            RunFencedError: If a ``seq`` exists or is null: another worker has continued
-                the run, or it was decided.
+            RunFencedError: If a ``seq`` exists or is null.
         """
         try:
             await self.database.transact(*steps)
@@ -337,26 +326,17 @@ class JournalStore:
             ) from error
 
     async def record(self, run_id: str) -> RunRecord:
-        """Read a run's row.
-
-        Raises:
-            UnknownRunError: If the store has no such run.
-        """
+        """Read a run's row; raise `UnknownRunError` if the store has no such run."""
         return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
 
     async def hooks(self, run_id: str) -> tuple[str, ...]:
-        """Read the names of the ``authorize`` hooks that a run began under, or was submitted with."""
+        """Read the names of the ``authorize`` hooks that a run is bound to."""
         if not (rows := await self._rows(_GUARDS, run_id=run_id)):
             raise _unknown(run_id)
         return hooks_in(run_id, *rows[0])
 
     async def load(self, run_id: str) -> StoredRun:
-        """Read a run and its journal.
-
-        Raises:
-            UnknownRunError: If the store has no such run.
-            InvalidJournalError: If the journal cannot be read.
-        """
+        """Read a run and its journal; raise `UnknownRunError` or `InvalidJournalError`."""
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         return _read_stored(
             run_id,
@@ -366,13 +346,7 @@ class JournalStore:
     async def load_driven(
         self, run_id: str
     ) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
-        """Read a run and its journal, its new budget, and the rows of its `decisions`.
-
-        Raises:
-            UnknownRunError: If the store has no such run.
-            InvalidJournalError: If the journal cannot be read.
-            StoreError: If the budget is damaged.
-        """
+        """Read a run as `load` does, its new budget, and the rows of its `decisions`."""
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         runs, facts, decided = await self.database.transact(
             (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
@@ -386,12 +360,7 @@ class JournalStore:
     async def load_since(
         self, run_id: str, seen: int, *, now: float
     ) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
-        """Read a run, whether it `continues`, and its journal without the first ``seen`` facts.
-
-        Raises:
-            UnknownRunError: If the store has no such run.
-            InvalidJournalError: If the facts cannot be read.
-        """
+        """Read a run, whether it `continues`, and its journal without the first ``seen`` facts."""
         values: dict[str, Value] = {"run_id": run_id, "now": now, "seen": seen}
         rows, facts = await self.database.transact(
             (_RUN_AND_DUE, values), (_JOURNAL, values)
@@ -402,13 +371,13 @@ class JournalStore:
     async def record_and_due(
         self, run_id: str, *, now: float
     ) -> tuple[RunRecord, bool]:
-        """Read a run without its journal, and whether it `continues`; raise `UnknownRunError` without one."""
+        """Read a run's row, and whether it `continues`."""
         rows = await self._rows(_RUN_AND_DUE, run_id=run_id, now=now)
         record = _read_run(run_id, [row[:-1] for row in rows])
         return record, bool(rows[0][-1])
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
-        """Read a run's journal without its first ``seen`` facts; raise `InvalidJournalError` if they are damaged."""
+        """Read a run's journal without its first ``seen`` facts."""
         return read_facts(
             run_id, await self._rows(_JOURNAL, run_id=run_id, seen=seen), first=seen
         )
@@ -486,7 +455,7 @@ class JournalStore:
         return StoreMarks(number=number, waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
-        """Look for due runs without an owner, and for the owners of runs: what a worker reads in each poll."""
+        """Look for due runs without an owner, and for the owners of runs."""
         values: dict[str, Value] = {"now": now, "skip": _listed(skip)}
         found, owners = await self.database.transact(
             (_LOOK, values), (self._owners(), {"me": me})
@@ -505,10 +474,9 @@ class JournalStore:
     async def claim_free(
         self, now: float, me: str, *, skip: Collection[str], limit: int
     ) -> list[str]:
-        """Make a worker the owner of the oldest due runs that have neither an owner nor a death; return their names.
+        """Make a worker the owner of the oldest due runs without an owner or a death; return their names.
 
-        A damaged row is logged and left out; it gets the owner, too, so that it is not
-        claimed again.
+        A damaged row is left out, and gets the owner, so that it is not claimed again.
         """
         statement = _CLAIM_FREE.format(skip_locked=self.database.skip_locked)
         rows = await self._rows(
@@ -522,11 +490,11 @@ class JournalStore:
         """Read due runs, the oldest first, as far as they are needed.
 
         Args:
-            now: The current time, in seconds since the epoch.
+            now: Seconds since the epoch.
             dead: The dead owners of runs.
-            again_after: None reads their runs, and the runs without an owner that have
-                a death. A number reads all runs without an owner, too, except those
-                that `tell` named within so many seconds.
+            again_after: None reads their runs, and those without an owner that have a
+                death. A number reads all without an owner, too, except those that
+                `tell` named within so many seconds.
         """
         which = f"(owner IS NULL AND deaths > 0 OR {_DEAD})"
         if again_after is not None:
@@ -546,7 +514,7 @@ class JournalStore:
     async def tell(
         self, records: Sequence[RunRecord], *, again_after: float
     ) -> tuple[str, ...]:
-        """Note that due runs were named to a caller; return those that no other caller was named."""
+        """Note that due runs are named to a caller; return those that no other caller was named."""
         statement = _TELL.format(
             now=self.database.now, skip_locked=self.database.skip_locked
         )
@@ -562,14 +530,14 @@ class JournalStore:
         return tuple(str(run_id) for rows in told for (run_id,) in rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
-        """Whether a run is driven, or is due; False if it has ended, or waits for a decision or a date."""
+        """Whether a run is driven or due: it has not ended, and waits for no decision or date."""
         statement = f"SELECT {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
         if not (rows := await self._rows(statement, run_id=run_id, now=now)):
             raise _unknown(run_id)
         return bool(rows[0][0])
 
     async def set_budget(self, run_id: str, text: str | None) -> bool:
-        """Store a new budget for a run, as JSON text, or remove it; False if the run has ended."""
+        """Store a run's new budget as JSON text, or remove it; False if the run has ended."""
         statement = f"""
             UPDATE planner_runs SET new_budget = :text
             WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
@@ -584,7 +552,7 @@ class JournalStore:
         seen: str | None,
         counts: tuple[int, int] | None = None,
     ) -> bool:
-        """Make a worker the owner of a run whose owner is still ``seen``; store its deaths and its progress."""
+        """Make a worker the owner of a run whose owner is still ``seen``; store its deaths and progress."""
         statement = """
             UPDATE planner_runs
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
@@ -599,7 +567,7 @@ class JournalStore:
         return bool((await self.database.transact(*steps))[0])
 
     async def release(self, run_id: str, owner: str) -> None:
-        """Clear a run's owner, if this worker still is the owner."""
+        """Clear a run's owner, if it is still this one."""
         values = {"run_id": run_id, "owner": owner}
         statement = "UPDATE planner_runs SET owner = NULL WHERE run_id = :run_id AND owner = :owner"
         await self.database.transact(
@@ -607,7 +575,7 @@ class JournalStore:
         )
 
     async def counts(self, run_id: str, progress: int) -> tuple[int, int]:
-        """Read the faults and the deaths of a run that were counted at this progress."""
+        """Read the faults and the deaths that were counted at this progress."""
         statement = "SELECT retries, deaths FROM planner_runs WHERE run_id = :run_id AND progress = :progress"
         rows = await self._rows(statement, run_id=run_id, progress=progress)
         if not rows:
@@ -625,19 +593,7 @@ class JournalStore:
         at: float,
         **values: Value,
     ) -> bool:
-        """Release an unfinished run until its retry, or until it is resumed, if its owner is still ``seen``.
-
-        Args:
-            run_id: The run.
-            seen: Its owner.
-            status: Its new status.
-            problem: The reason.
-            at: Now.
-            values: ``wake_at``, ``retries``, ``deaths`` and ``progress``.
-
-        Returns:
-            Whether it was released.
-        """
+        """Release an unfinished run until its retry or resumption; False if its owner is not ``seen`` any more."""
         statement = """
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = :wake_at, problem = :problem, retries = :retries,
@@ -662,7 +618,7 @@ class JournalStore:
         return bool(rows[0])
 
     async def revive(self, run_id: str, *, at: float) -> None:
-        """Set a failed or quarantined run to running, with no faults and no deaths."""
+        """Set a failed or quarantined run to running."""
         statement = """
             UPDATE planner_runs
             SET status = 'running', wake_at = NULL, problem = NULL, retries = 0, deaths = 0, updated_at = :at
@@ -671,7 +627,7 @@ class JournalStore:
         await self._rows(statement, run_id=run_id, at=at)
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
-        """Return the seconds since a worker's last heartbeat, and its lease; None if it has no row."""
+        """Return the seconds since a worker's last heartbeat, and its lease; None without a row."""
         statement = f"SELECT {self.database.age}, lease_seconds FROM planner_workers WHERE worker_id = :worker_id"
         rows = await self._rows(statement, worker_id=worker_id)
         if not rows:
@@ -688,10 +644,7 @@ class JournalStore:
     async def changed_elsewhere(
         self, owner: str
     ) -> list[tuple[str, bool, NewBudget | None]]:
-        """List a worker's runs that were ended, or got a new budget: name, whether ended, budget.
-
-        A damaged budget is logged.
-        """
+        """List a worker's runs that were ended, or got a new budget; a damaged budget is logged."""
         statement = f"""
             SELECT run_id, status, new_budget FROM planner_runs
             WHERE owner = :owner AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL)
@@ -709,7 +662,7 @@ class JournalStore:
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
     ) -> Sequence[Row]:
-        """List the rows of open approvals, of all runs or of one, the oldest first; see `read_approval`."""
+        """List the rows of open approvals, the oldest first; see `read_approval`."""
         statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
         return await self._rows(
             statement, now=now, run_id=run_id, **_page(limit, offset)
@@ -724,12 +677,12 @@ class JournalStore:
         )
 
     def open_approvals_at(self, now: float) -> int:
-        """Count the open approvals of all runs on a separate connection, for another thread; blocks it."""
+        """Count the open approvals on a separate connection, for another thread; blocks it."""
         with self.database.connection(timeout=_COUNT_SECONDS) as execute:
             return int(execute(f"{_COUNT_OPEN} {OPEN}", {"now": now})[0][0] or 0)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
-        """Read the row of one approval, open or not, and the rows of its refused decisions."""
+        """Read the rows of an approval and of its refused decisions."""
         rows, refused = await self.database.transact(
             (f"{_APPROVAL} WHERE id = :id", {"id": key}),
             (f"{_REFUSAL} WHERE id = :id ORDER BY at", {"id": key}),
@@ -762,7 +715,7 @@ class JournalStore:
     async def decide(
         self, key: str, decision: str, *, fingerprint: str, at: float
     ) -> bool:
-        """Store a decision, as JSON text, on an open approval; False if it was decided or has expired."""
+        """Store a decision on an open approval; False if it was decided or has expired."""
         statement = """
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
             WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
@@ -783,14 +736,7 @@ class JournalStore:
         return await self._rows(_DECIDED, run_id=run_id)
 
     async def reopen(self, key: str, problem: str, *, decision: str, at: float) -> None:
-        """Reopen an approval whose decision cannot be taken, and keep that decision as refused.
-
-        Args:
-            key: The approval's id.
-            problem: Why the decision cannot be taken.
-            decision: The decision, as JSON text.
-            at: When it was made.
-        """
+        """Reopen an approval, and keep the decision as refused."""
         decided = "WHERE id = :id AND status = 'decided'"
         values: dict[str, Value] = {
             "id": key,
@@ -809,11 +755,7 @@ class JournalStore:
         await self.database.transact((keep, values), (reopen, values))
 
     async def delete(self, run_id: str, *, paused: bool = False) -> None:
-        """Delete a run that has ended, failed or is in quarantine, with all rows about it.
-
-        Args:
-            run_id: The run.
-            paused: Whether it may also be paused.
+        """Delete a run that has ended, failed or is in quarantine, or also a paused one.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -834,19 +776,7 @@ class JournalStore:
         raise RunConflictError(f"Run {run_id!r} cannot be deleted: {problem}.")
 
     async def prune(self, *, status: str, before: float, dry_run: bool = False) -> int:
-        """Delete the runs with a status that no worker drives and that were last updated before a time.
-
-        Args:
-            status: Their status; see `delete`.
-            before: The time.
-            dry_run: Whether to count them only.
-
-        Returns:
-            Their number.
-
-        Raises:
-            StoreError: If runs with this status may not be deleted.
-        """
+        """Delete, or only count, the runs with a status that were last updated before a time; return their number."""
         if status not in AT_REST:
             raise StoreError(
                 f"Runs that are {status!r} are not deleted. Give one of: {', '.join(AT_REST)}."
@@ -865,7 +795,7 @@ class JournalStore:
     async def prunable(
         self, *, status: str, before: float, only_guarded: bool
     ) -> AsyncGenerator[tuple[str, tuple[str, ...]]]:
-        """List the runs that `prune` would delete, each with its `hooks`; optionally only those that have one."""
+        """List what `prune` would delete, each with its `hooks`; optionally only those with one."""
         old = _OLD.format(age=self.database.age)
         guarded = f"AND ({_IS_GUARDED})" if only_guarded else ""
         statement = f"""
@@ -891,7 +821,7 @@ class JournalStore:
         await self.database.close()
 
     async def _delete(self, chosen: str, **values: Value) -> int:
-        """Delete the chosen runs in one transaction, which first locks their rows under a unique owner."""
+        """Delete the chosen runs, whose rows a unique owner locks first."""
         owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
         owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
         deletions = [
@@ -909,7 +839,7 @@ class JournalStore:
         return len(runs)
 
     async def _last_seen(self, worker_id: str, now: float) -> float:
-        """Return ``now`` for a living worker, and when any other one was last seen; 0.0 if that is not known."""
+        """Return when a worker was last seen: ``now`` if it lives, 0.0 if that is not known."""
         if (heartbeat := await self.last_heartbeat(worker_id)) is None:
             return 0.0
         age, lease = heartbeat
@@ -930,14 +860,7 @@ class JournalStore:
 
 
 def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> Step:
-    """Return the statement that adds a notice of a run's new status, if a worker subscribed; it follows the update.
-
-    Args:
-        run_id: The run.
-        status: Its new status, in which the run is not driven.
-        at: The run's new ``updated_at``.
-        problem: The reason, "" without one.
-    """
+    """Return the step, after a run's update, that adds a notice of its new status if a worker subscribed."""
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {
         "id": uuid.uuid4().hex,
@@ -1001,7 +924,6 @@ def _read_run(run_id: str, rows: Sequence[Row]) -> RunRecord:
 
 
 def _read_stored(run_id: str, runs: Sequence[Row], facts: Sequence[Row]) -> StoredRun:
-    """Read the rows of `_GET_STORED` and `_JOURNAL`."""
     record = _read_run(run_id, [row[:-2] for row in runs])
     return StoredRun(
         record=record,

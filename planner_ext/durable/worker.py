@@ -1,24 +1,19 @@
-"""Drives the runs of a store: a worker claims a run, and runs its activations until the run pauses or ends.
+"""Drives the runs of a store: a worker claims a run, and drives it to its next pause or end.
 
-An activation leads from a run's start, or from a decision, to the next pause or end.
 From top to bottom:
 
     Job         a run, and what a worker drives it with
     Runner      drives the activations of one run
-    Claims      which runs this worker may drive; counts faults and deaths, and parks runs
+    Claims      which runs this worker may drive; counts faults and deaths
     WorkerPool  the runs that this worker drives, each in a task
     RunHandle   the result and the events of a run, for its readers
 
 A fault is an exception of a run; a retry follows. A death is the end of the worker's
 process while it drove the run. These count as a death, too: ``KeyboardInterrupt``,
 ``SystemExit`` or ``GeneratorExit`` out of the run, and a cancellation of a running call
-that the pool did not ask for. At the allowed number of deaths the run is quarantined,
-also if its functions are declared repeatable. A new reply or result in the journal
-resets both numbers. A run that may have ended the process is driven alone, so that no
-call of another run is in flight if it does so again.
-
-A worker knows planners only by `planner_ext.engine.activation`; nothing here needs
-Semantic Kernel.
+that the pool did not ask for. A new reply or result resets both numbers. A run that may
+have ended the process is driven alone, so that it does not take a call of another run
+with it.
 """
 
 import asyncio
@@ -98,13 +93,9 @@ class Job(Generic[R]):
     """A run, and what a worker drives it with.
 
     Attributes:
-        arguments_for: Called before each activation; an exception is a fault of this
-            run alone.
-        decisions: Decisions by call id for the first activation, besides those made
-            through `Approvals`.
-        budget: Replaces the run's limits in the first activation, also of a run that a
-            limit has ended.
-        streaming: Whether requests are streamed.
+        arguments_for: Called before each activation.
+        decisions: By call id, for the first activation.
+        budget: Replaces the limits in the first activation, also of an ended run.
     """
 
     run_id: str
@@ -126,9 +117,9 @@ class Next:
     """What is next for a run; see `Runs.activate`.
 
     Attributes:
-        status: Its status, as in `RunRecord`.
-        seconds: Seconds until it is due by the clock; 0.0 at once, None if only a
-            decision continues it.
+        status: As in `RunRecord`.
+        seconds: Seconds until it is due; 0.0 at once, None if only a decision continues
+            it.
         ended: Whether nothing is due until a person resumes it.
     """
 
@@ -143,7 +134,7 @@ class Due:
 
     Attributes:
         runs: Their names, the oldest first.
-        seconds: Seconds until the next look for due runs; 0.0 if more may be due.
+        seconds: Seconds until the next look; 0.0 if more may be due.
     """
 
     runs: tuple[str, ...]
@@ -155,7 +146,6 @@ class _Decided(NamedTuple):
 
     Attributes:
         key: The id of its approval.
-        at: When it was made.
         verified: Whether its author is vouched for.
         is_stored: Whether the approval's row holds it.
     """
@@ -169,11 +159,7 @@ class _Decided(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Drives the activations of runs in one store.
-
-    Two processes may drive the same run: the one whose write to the journal conflicts
-    stops with `RunFencedError`.
-    """
+    """Drives runs; of two processes with one run, the one whose write to the journal conflicts stops."""
 
     store: JournalStore
     in_doubt: InDoubt
@@ -186,14 +172,12 @@ class Runner:
 
         Args:
             job: The run.
-            claim: The hold of the worker that drives it; None does not check the run's
-                owner.
+            claim: The worker's hold; None does not check the run's owner.
 
         Raises:
-            RunFencedError: If another worker continues the run, or it was ended
-                elsewhere.
-            InvalidDecisionError: If one of the job's decisions cannot be taken. An
-                approver's invalid decision makes its call wait again instead.
+            RunFencedError: If the run continues, or was ended, elsewhere.
+            InvalidDecisionError: If a decision of the job cannot be taken. An
+                approver's makes its call wait again instead.
             Exception: On a fault.
         """
         run_id = job.run_id
@@ -266,7 +250,7 @@ class Runner:
     async def _untaken_decisions(
         self, run_id: str, rows: Sequence[Row]
     ) -> dict[str, _Decided]:
-        """Read the rows of untaken decisions by call id; a damaged one is refused, and not copied."""
+        """Read decisions by call id; a damaged one is refused, and not copied."""
         decided: dict[str, _Decided] = {}
         for row in rows:
             key = str(row[0])
@@ -288,7 +272,7 @@ class Runner:
     def _given(
         self, writer: JournalWriter, own: Mapping[str, Decision]
     ) -> dict[str, _Decided]:
-        """Add a job's decisions to those to take; their rows get them with their facts."""
+        """Prepare a job's decisions; their rows get them with their facts."""
         at = self.clock.now()
         given = {
             call_id: _Decided(writer.approval_id_of(call_id), decision, at)
@@ -300,7 +284,7 @@ class Runner:
         return given
 
     async def _reopened(self, run_id: str, refused: _Decided, error: Exception) -> bool:
-        """Store that a decision is refused; return whether its call waits again: its row held the decision."""
+        """Refuse a decision; return whether its call waits again: its row held the decision."""
         text = any_decision_text(refused.decision)
         problem = str(error)
         if not refused.is_stored:
@@ -318,7 +302,6 @@ class Runner:
 
 
 def _refuse_second(first: Collection[str], given: Collection[str]) -> None:
-    """Refuse a job's decision on a call that an approver has already decided."""
     if call_id := next((call_id for call_id in given if call_id in first), None):
         problem = (
             f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
@@ -328,7 +311,7 @@ def _refuse_second(first: Collection[str], given: Collection[str]) -> None:
 
 
 def _with_crash_points(store: RunStore) -> RunStore:
-    """Wrap a store with the crash points of the tests; see `planner_ext.testing.crash`."""
+    """Add the crash points of tests; see `planner_ext.testing.crash`."""
     if "PLANNER_EXT_CRASH_AT" not in os.environ:
         return store
     from planner_ext.testing.crash import CrashingStore  # noqa: PLC0415  (not loaded by an application)
@@ -338,13 +321,12 @@ def _with_crash_points(store: RunStore) -> RunStore:
 
 @frozen
 class Examined:
-    """A run that a worker may take, as its examination found it.
+    """A run that a worker may take.
 
     Attributes:
-        deaths: Deaths since its last reply or result.
+        deaths: Since its last reply or result.
         progress: The replies and results in its journal.
-        alone: Whether it may have ended its worker's process, so that it is driven
-            alone.
+        alone: Whether it is driven alone.
     """
 
     record: RunRecord
@@ -355,11 +337,11 @@ class Examined:
 
 @frozen
 class Taken:
-    """What a worker found and took at one look at the due runs.
+    """What a worker found at one look at the due runs.
 
     Attributes:
-        runs: The names of the runs that it owns now.
-        dead: The owners of runs that died.
+        runs: The names of those that it owns now.
+        dead: The owners that died.
         must_examine: Whether further due runs have a dead owner, or a death.
     """
 
@@ -373,8 +355,6 @@ class Claims:
     """The claims of one worker.
 
     Attributes:
-        driven: The runs that are driven here; lets one be driven alone.
-        retry: When any worker drives a run again after a fault.
         max_deaths: The number of deaths at which a run is quarantined.
     """
 
@@ -386,7 +366,7 @@ class Claims:
     max_deaths: int
 
     async def take_free(self, limit: int, *, skip: Collection[str]) -> Taken:
-        """Become the owner of due runs that have neither an owner nor a death, the oldest first."""
+        """Become the owner of the oldest due runs that have neither an owner nor a death."""
         now = self.clock.now()
         me = self.workers.worker_id
         look = await self.store.look(now, me, skip=skip)
@@ -408,7 +388,7 @@ class Claims:
         )
 
     async def examine_or_quarantine(self, record: RunRecord) -> Examined | None:
-        """Examine a run, and quarantine it at the allowed number of deaths; None if it may not be taken."""
+        """Examine a run, or quarantine it at the allowed number of deaths; None: it may not be taken."""
         me = self.workers.worker_id
         owner = record.owner
         if record.status in PARKED or await self.is_elsewhere(record):
@@ -430,8 +410,8 @@ class Claims:
     async def take(self, examined: Examined) -> bool:
         """Become the owner of a run.
 
-        A run that must be driven alone waits 30 s for the other calls; if they last
-        longer, it becomes due again 30 s later.
+        One that must be driven alone waits 30 s for other calls, else it is due again
+        30 s later.
         """
         record = examined.record
         me = self.workers.worker_id
@@ -463,10 +443,10 @@ class Claims:
         return False
 
     async def park_death(self, run_id: str, error: BaseException) -> None:
-        """Count a death against a run that an interrupt or a close breaks off; release it.
+        """Count a death against an interrupted run, and release it.
 
-        A cancellation without a call in flight counts nothing: the worker's loop ends,
-        and the run is not the reason.
+        A cancellation without a call in flight counts nothing: the run is not its
+        reason.
         """
         record = await self.store.record(run_id)
         progress, calls = await self._standing(run_id)
@@ -549,7 +529,7 @@ class Claims:
         )
 
     async def _standing(self, run_id: str) -> tuple[int, str]:
-        """Count the replies and results in a journal, and name the calls in flight."""
+        """Count a run's replies and results, and name its calls in flight."""
         try:
             facts = (await self.store.load(run_id)).facts
             batch = fold_journal(run_id, facts).batch
@@ -576,12 +556,8 @@ class WorkerPool:
     """The runs that this worker drives, each in a task.
 
     Attributes:
-        claims: Which runs this worker may drive.
-        workers: Which workers live.
-        poll_seconds: How often to poll the store for changes by other workers and
-            approvers.
-        grace_seconds: How long calls and requests in flight may take to end when the
-            worker leaves.
+        poll_seconds: How often to poll the store for changes.
+        grace_seconds: How long a leaving worker waits for calls and requests in flight.
     """
 
     runner: Runner
@@ -603,11 +579,10 @@ class WorkerPool:
     _taking: asyncio.Task[Any] | None = None
 
     def __len__(self) -> int:
-        """Return the number of runs that are driven now."""
         return len(self._tasks)
 
     def task_of(self, job: Job[R]) -> "asyncio.Task[R]":
-        """Return the task that drives a run; a new one takes the job's decisions and budget, after the one before."""
+        """Return the task that drives a run; decisions or a budget need a new one, after it."""
         task = self._tasks.get(job.run_id)
         if task is None or task.done() or job.is_forced:
             task = self._start_task(job.run_id, self._drive_after(task, replace(job)))
@@ -619,9 +594,8 @@ class WorkerPool:
     ) -> "list[RunHandle[R]]":
         """Take due runs that no living worker drives, the oldest first.
 
-        Runs that their planner refused are left out, and so is one that has to be
-        driven alone while another one is. If the caller is cancelled, what was claimed
-        is driven nevertheless: other workers could not take it.
+        If the caller is cancelled, they are driven nevertheless: other workers could
+        not take them.
         """
         taking = asyncio.create_task(self._take_due(job_of, limit))
         taking.add_done_callback(_retrieve)
@@ -629,12 +603,12 @@ class WorkerPool:
         return await asyncio.shield(taking)
 
     async def hint(self, timeout: float) -> None:  # noqa: ASYNC109  (a hint is not an error when it is late)
-        """Wait until the database hints at a due run, or until the timeout."""
+        """Wait for a hint of the database, or until the timeout."""
         await _set_or_late(self.workers.hinted, timeout)
         self.workers.hinted.clear()
 
     async def activate(self, job: Job[Any]) -> Next:
-        """Drive a run if it is due and no other worker drives it; return what is next, see `Runs.activate`."""
+        """See `Runs.activate`."""
         run_id = job.run_id
         before = await self._next(job)
         if before.seconds == 0.0 and run_id not in self._tasks and not self._is_leaving:
@@ -650,7 +624,7 @@ class WorkerPool:
         return await self._next(job)
 
     async def _next(self, job: Job[Any]) -> Next:
-        """Return when a run is due here, whether or not it is driven now."""
+        """Return when a run is due here."""
         now = self.runner.clock.now()
         record, continues = await self.runner.store.record_and_due(job.run_id, now=now)
         if not record.unfinished:
@@ -670,7 +644,7 @@ class WorkerPool:
         return self._refused.get(job.run_id) is job.planner
 
     async def due(self, *, limit: int, again_after: float) -> Due:
-        """Name due runs without a living worker, each to one caller; see `Runs.due`."""
+        """See `Runs.due`."""
         store = self.runner.store
         dead = await self.claims.dead()
         found: list[RunRecord] = []
@@ -693,12 +667,7 @@ class WorkerPool:
         return True
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Let calls and requests in flight end, then interrupt and release all runs; once.
-
-        Args:
-            grace_seconds: How long they may take; the rest is cancelled then, or when
-                this wait is cancelled. None is the pool's own.
-        """
+        """Let calls and requests in flight end, for some time, then interrupt and release all runs; once."""
         driven = self.runner.driven
         if self._is_leaving:
             return
@@ -733,7 +702,7 @@ class WorkerPool:
                 await self.runner.store.release_all(self.workers.worker_id)
 
     def give_up(self) -> None:
-        """Cancel the work on this worker's runs: its lease has lapsed, and others may have taken them."""
+        """Cancel all work: the lease has lapsed, and others may have taken the runs."""
         for store in tuple(self.runner.driven.stores.values()):
             store.abandon()
 
@@ -747,7 +716,7 @@ class WorkerPool:
             task.cancel()
 
     async def _watch_driven(self) -> None:
-        """Pass new budgets from the store to driven runs, and cancel the work on runs that were ended elsewhere."""
+        """Pass new budgets to driven runs, and cancel those that were ended elsewhere."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
@@ -777,7 +746,7 @@ class WorkerPool:
         self.runner.driven.tell_readers(run_id)
 
     async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
-        """Drive a run after the task that drives it now has ended; a cancellation cancels both."""
+        """Drive a run once its present task has ended; a cancellation cancels both."""
         if before is not None:
             with suppress(Exception):  # reported to those who await that task
                 await before
@@ -786,12 +755,8 @@ class WorkerPool:
     async def _drive_or_wait(self, job: Job[R], *, wait: bool = True) -> R:
         """Drive a run to its next pause or end, after another worker that drives it has done so.
 
-        Args:
-            job: The run.
-            wait: Whether to wait for another worker.
-
         Raises:
-            RunFencedError: If another worker drives the run, and this does not wait.
+            RunFencedError: If another worker drives it, and this does not ``wait``.
             RunNotAnsweredError: If it is failed or quarantined.
             Exception: On a fault; the run's row says when it is retried.
         """
@@ -821,16 +786,12 @@ class WorkerPool:
         raise asyncio.CancelledError
 
     async def _unless_cancelled(self, job: Job[R]) -> Job[R]:
-        """Drop the decisions and the budget of a job whose run was cancelled meanwhile: they would reopen it."""
+        """Drop what would reopen a run that was cancelled meanwhile."""
         ended = (await self.runner.store.record(job.run_id)).status == "stopped"
         return replace(job, decisions=None, budget=None) if ended else job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
-        """Claim a run.
-
-        Wait until no other worker drives it; if that worker scheduled a retry, wait
-        until that time.
-        """
+        """Claim a run, as soon as no other worker drives it and a retry scheduled by it is due."""
         waited = False
         while True:
             claim = Claim(
@@ -883,7 +844,7 @@ class WorkerPool:
     async def _now_or_later(
         self, run_id: str, change: Callable[[], Awaitable[None]]
     ) -> None:
-        """Change a run's row, such as its retry; in the background while the store cannot be used."""
+        """Change a run's row; in the background while the store cannot be used."""
         try:
             await change()
         except StoreError:
@@ -894,7 +855,7 @@ class WorkerPool:
                 task.add_done_callback(lambda _: self._changing.pop(run_id))
 
     async def _later(self, run_id: str, change: Callable[[], Awaitable[None]]) -> None:
-        """Change a run's row as soon as that works, unless the run is driven again."""
+        """Change a run's row as soon as that works, unless it is driven again."""
         before = self._tasks.get(run_id)
         while True:
             await self.runner.clock.sleep(self.poll_seconds)
@@ -930,7 +891,7 @@ class WorkerPool:
         return handles
 
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
-        """Claim a run whose worker died, unless it has to be driven alone while another one is."""
+        """Claim a run whose worker died, unless both it and another one are to be driven alone."""
         examined = await self.claims.examine_or_quarantine(record)
         if (
             examined is None
@@ -945,7 +906,7 @@ class WorkerPool:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve a task's error, so that asyncio does not log it if no caller awaits the task."""
+    """Retrieve a task's error, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -978,22 +939,21 @@ class RunHandle(Generic[R]):
     async def events(
         self, *, after: int = 0
     ) -> AsyncGenerator[Event | ResultReady[R], None]:
-        """Yield what happens in the run until its next pause or end, as a planner's ``invoke_stream`` does.
+        """Yield what happens in the run until its next pause or end, as ``invoke_stream`` does.
 
         Each of any number of readers gets every fact once, in order, also those of
-        earlier processes. Called again after a pause, this continues the run as
-        `result` does. Leaving the iteration leaves the run running.
-
-        A slow reader delays nothing. The text of a reply is kept until the next reply
-        begins; a reader that is further behind gets that reply as a fact alone.
+        earlier processes. A slow one delays nothing: if it is further behind than one
+        reply, it reads that reply as a fact alone. Called again after a pause, this
+        continues the run as `result` does. Leaving the iteration leaves the run
+        running.
 
         Args:
             after: The number of first facts to leave out.
 
         Yields:
             `TextDelta` for text as it arrives, if the run is streamed and driven in
-            this process; the run's facts, of another worker's run every
-            ``poll_seconds``; and last a `ResultReady` with the result.
+                this process; the run's facts, of another worker's run every
+                ``poll_seconds``; last a `ResultReady`.
 
         Raises:
             Exception: As `result`.
@@ -1028,15 +988,14 @@ class RunHandle(Generic[R]):
     async def result(self) -> R:
         """Wait for the run's next pause or end; a paused run's result lists its pending calls.
 
-        Called again after a pause, it continues with the decisions made meanwhile;
-        without one it returns the same pause. Cancelling the wait does not cancel the
-        run.
+        Called again after a pause, it continues with the decisions made meanwhile.
+        Cancelling the wait does not cancel the run.
 
         Raises:
             RunNotAnsweredError: If another worker drove the run, and it is failed or
                 quarantined.
-            Exception: On a fault, as of a planner's ``invoke``. A worker retries the
-                run, see `RetryPolicy`, and so does a start.
+            Exception: On a fault. A worker retries the run, see `RetryPolicy`, and so
+                does a start.
         """
         return await self._outcome(self._continued())
 
@@ -1052,7 +1011,7 @@ class RunHandle(Generic[R]):
         return result
 
     def _continued(self) -> "asyncio.Task[R]":
-        """Return the task of the current activation; once its result was returned, start the next one."""
+        """Return the present task; once its result was returned, start the next one."""
         task = self._task
         if (
             self._returned
@@ -1071,14 +1030,13 @@ class RunHandle(Generic[R]):
 
 
 async def _set_or_late(news: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, at most so many seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await news.wait()
 
 
 class _Place:
-    """A reader's place: how many facts it has read, and how much of a reply's text."""
+    """How many facts a reader has read, and how much of a reply's text."""
 
     def __init__(self, facts: int) -> None:
         self.facts = facts

@@ -103,7 +103,7 @@ class StoredBudgetHandle(BudgetHandle):
 
     Attributes:
         taken: The last one that the run took, as the store holds it.
-        leaves: Whether the run may do nothing more here, since the worker drains.
+        leaves: Whether the run may do nothing more here.
     """
 
     def __init__(self) -> None:
@@ -118,11 +118,7 @@ class StoredBudgetHandle(BudgetHandle):
             self.change(new.limits, by=new.by)
 
     def take(self) -> tuple[Budget, str] | None:
-        """Return the limits that were set, and who set them; once.
-
-        Raises:
-            asyncio.CancelledError: If the run may do nothing more here.
-        """
+        """Return the new limits and who set them, once; cancelled if the run may do nothing more here."""
         if self.leaves():
             raise asyncio.CancelledError
         if (given := super().take()) is not None:
@@ -155,19 +151,16 @@ class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
     A fact that can be computed again is written with the next one: an approval without
-    a person's decision, and the end of a batch. That saves two of five waits for the
-    disk in an iteration. A decision that ends a batch in which no call ran is written
-    at once: it is the intent of the next request, see
+    a person's decision, and the end of a batch. A decision that ends a batch in which
+    no call ran is the intent of the next request and written at once, see
     `planner_ext.core.machine.may_have_asked`.
 
     Attributes:
-        run_id: The run.
         facts: The journal, as far as it is in the store.
-        state: The run's state, folded from its journal.
-        budget: Gives the run other limits; the store forgets a budget when its fact is
-            recorded.
+        state: The fold of all facts.
+        budget: Gives the run other limits.
         given: Decisions that no row holds, by the id of their approval: as JSON text,
-            with their time. The row gets them when their facts are recorded.
+            with their time. The row gets them with their facts.
     """
 
     def __init__(
@@ -187,17 +180,12 @@ class JournalWriter:
             store: Receives the rows.
             run_id: The run.
             facts: Its journal so far.
-            decided: Ids of the decided approvals that the caller has read. If somebody
-                decides an approval that is not in this set, the write fails with
-                `RunFencedError`, so no decision is lost. None: close all without this
-                check.
-            claim: The hold of the worker that drives the run; None ignores its owner.
-            is_queued: Whether the run's row says ``queued``, so that its start changes
-                that.
+            decided: Ids of the decided approvals that the caller has read: a decision
+                of somebody on any other one fences this writer. None: close all without
+                this check.
+            claim: The worker's hold; None ignores the run's owner.
+            is_queued: Whether the run's row says ``queued``.
             state: The fold of the facts, if the caller has it.
-
-        Raises:
-            InvalidJournalError: If the facts contradict each other.
         """
         self.state = fold_journal(run_id, facts) if state is None else state
         self._store = store
@@ -218,11 +206,11 @@ class JournalWriter:
         self._open = _open_approvals(self.state, self._started)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (empty for a new run)
-        """Store facts durably before returning, or hold them until the next; ``seq`` is the index of the first.
+        """Store facts durably before returning, or hold them until the next.
 
         Raises:
-            RunFencedError: If another worker has continued the run, or this one's lease
-                has lapsed.
+            RunFencedError: If another worker continued the run, or this one's lease has
+                lapsed.
             StoreError: If the store cannot be used.
         """
         if self._claim is not None:
@@ -282,11 +270,7 @@ class JournalWriter:
             self._claim.check(self.run_id)
 
     async def flush(self) -> None:
-        """Store the facts that are held back.
-
-        Raises:
-            StoreError: As `append`; then they are stored with the next fact.
-        """
+        """Store the facts that are held back; if that fails, the next fact does."""
         if self._held:
             await self._store.append(self.run_id, *self._buffered)
             self._buffered = []
@@ -294,14 +278,14 @@ class JournalWriter:
             self._held = []
 
     def approval_id_of(self, call_id: str) -> str:
-        """Return the id of the open approval of a call, or of the call if it has none."""
+        """Return the id of a call's open approval, or of the call if it has none."""
         for index, call in waiting_calls(self.state).items():
             if call.request.id == call_id:
                 return _approval_id(self.state, index, self._started)
         return call_id
 
     def approval_of(self, call: ToolCall) -> PendingApproval:
-        """Show a call that waits as the store lists it, from the journal alone."""
+        """Show a call that waits as the store lists it."""
         place = place_of(self.state, call)
         return asked_call(
             call, _approval_id(self.state, place, self._started), self.state
@@ -342,11 +326,7 @@ class JournalWriter:
 async def cancel_run(
     store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock
 ) -> bool:
-    """Answer every open call of a run, and end the run; False if it had ended. The new rows fence its worker.
-
-    Raises:
-        UnknownRunError: If the store has no such run.
-    """
+    """Answer every open call of a run, and end it; False if it had ended. The new rows fence its worker."""
     stored = await store.load(run_id)
     read = stored.facts
     state = fold_journal(run_id, stored.facts)
@@ -446,7 +426,7 @@ def _run_update(
 
 
 def fact_row(run_id: str, seq: int, value: object) -> dict[str, Value]:
-    """Return the values of `ADD_FACT` for a fact that `dump_facts` has turned into JSON values."""
+    """Return the values of `ADD_FACT` for a fact as JSON values."""
     return {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": _compact(value)}
 
 
@@ -454,18 +434,14 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _start_name(fact: CallStarted, seq: int) -> str:
-    """Name the start of a call by its moment, which the journal alone has.
-
-    A model that could foresee the name would give another call the id under which this
-    one asks again.
-    """
+    """Name the start of a call by its moment: a model that could foresee the name would give it to another call."""
     return sha256(f"{fact.call_id}/{seq}/{fact.at!r}".encode()).hexdigest()[:24]
 
 
 def _approval_id(
     state: State, index: int | None, started: Mapping[tuple[int, int], str]
 ) -> str:
-    """Return the id of the approval of a call; one asked again after a start ends in the name of that start."""
+    """Return the id of a call's approval; one asked again after a start ends in that start's name."""
     if index is None:
         assert state.reply is not None
         return approval_id(
@@ -482,7 +458,7 @@ def _approval_id(
 def _open_approvals(
     state: State, started: Mapping[tuple[int, int], str]
 ) -> dict[str, int | None]:
-    """Map the ids of approvals that may be open to their calls; closing one that is not open does no harm."""
+    """Map the ids of approvals that may be open to their calls; closing another does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
     return {
         _approval_id(state, index, started): index

@@ -1,17 +1,13 @@
 """Kept runs under an engine that a team runs already: `DbosHost` (extra ``dbos``), `TemporalHost` (extra ``temporal``).
 
-The engine says when and where a run is driven, with its own queue, priorities, limits
-and dashboard; the journal alone says what happened. A host asks `Runs.due` which runs
-are due, hands their names to the engine, and calls `Runs.activate` where the engine
-says so. So what the engine does twice, late or not at all repeats no call, and a run
-outlives the engine's own database. Every worker has a host, and each host hands over
-what is due.
+The engine says when and where a run is driven; the journal alone says what happened. A
+host asks `Runs.due` which runs are due, hands their names to the engine, and calls
+`Runs.activate` where the engine says so. What the engine does twice, late or not at all
+repeats no call, and a run outlives the engine's database. Every worker has a host.
 
     dispatch    hands the names of due runs to an engine
     dbos        `DbosHost`
     temporal    `TemporalHost`
-
-Each engine is imported with its host's name.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""Kept runs on DBOS's queues: a row of a queue is one look at a run; a run that waits has no row.
+"""Kept runs on DBOS's queues: a row of a queue is one look at a run, which may happen twice, or not at all.
 
-DBOS decides when and where a look happens; it may happen twice, or not at all. A row
-carries the run's name and, at the end, its status. Only public names of DBOS are used.
+A row carries the run's name and, at the end, its status. Only public names of DBOS are
+used.
 """
 
 import asyncio
@@ -32,19 +32,16 @@ class DbosHost:
     looks for the workflow of the rows that a process left; open it afterwards. Leaving
     the block lets what is in flight end, and closes ``runs``.
 
-    Attributes:
-        runs: The runs.
-
     Args:
         runs: The runs; one host in a process at a time.
-        queue: A queue of DBOS that the application registered: `DBOS.register_queue`. A
-            decision waits for its ``polling_interval_sec`` at most.
+        queue: One that the application registered: `DBOS.register_queue`. A decision
+            waits for its ``polling_interval_sec`` at most.
         options: Returns, for a run's name, more options of
             `DBOS.enqueue_workflow_with_options_async`, such as its ``priority``. With a
             ``queue_partition_key`` a run may be queued several times: let
             ``again_after`` exceed the time that a row waits in the queue.
-        again_after: After how many seconds a run is queued again that no worker has
-            claimed.
+        again_after: Seconds after which a run that no worker has claimed is queued
+            again.
     """
 
     def __init__(
@@ -124,7 +121,7 @@ class DbosHost:
         await _enqueue(look, run_id)
 
     async def activate(self, run_id: str) -> str:
-        """@private Look at a run, in the loop of the runs, outside of any workflow; return its status."""
+        """@private Look at a run, outside of any workflow; return its status."""
         looking = contextvars.Context().run(
             asyncio.run_coroutine_threadsafe, self.runs.activate(run_id), self._loop
         )

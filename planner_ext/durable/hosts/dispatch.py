@@ -18,13 +18,7 @@ _PAUSE_SECONDS = 1.0
 async def dispatch(
     runs: Runs, wake: Callable[[str], Awaitable[None]], *, again_after: float
 ) -> NoReturn:
-    """Hand over what is due until cancelled; a run that did not reach the engine is due again later.
-
-    Args:
-        runs: The runs.
-        wake: Makes the engine activate the run of this name soon.
-        again_after: As of `Runs.due`.
-    """
+    """Hand over what is due until cancelled; a run that did not reach the engine is due again later."""
     failing = False
     while True:
         try:

@@ -1,7 +1,7 @@
 """Kept runs on Temporal: a workflow a run, with the run's name as its id, woken by a signal or a timer.
 
-The workflow has one activity at a time, which looks at the run. Temporal learns names
-and statuses of runs, nothing else: the errors of activities carry no text of the store.
+Its one activity at a time looks at the run. Temporal learns names and statuses of runs,
+nothing else.
 """
 
 import asyncio
@@ -119,8 +119,8 @@ class TemporalHost:
         task_queue: Where the workers of these runs poll.
         options: Returns, for a run's name, more options of `Client.start_workflow`,
             such as its ``priority``.
-        again_after: After how many seconds a run is signalled again that no worker has
-            claimed.
+        again_after: Seconds after which a run that no worker has claimed is signalled
+            again.
         **worker: More options of `temporalio.worker.Worker`, such as
             ``max_concurrent_activities``, or a ``deployment_config`` that pins runs to
             a version.
@@ -146,11 +146,7 @@ class TemporalHost:
         self._dispatching: asyncio.Task[NoReturn]
 
     async def __aenter__(self) -> Self:
-        """Begin to poll Temporal, and to signal what is due.
-
-        A later fatal error of the worker cancels the block, as of ``async with
-        Worker(...)``.
-        """
+        """Begin to poll Temporal, and to signal what is due; a later fatal error of the worker cancels the block."""
         settings: dict[str, Any] = {
             "graceful_shutdown_timeout": _GRACE,
             "disable_eager_activity_execution": True,  # an eager activity bypasses the priorities
