@@ -55,7 +55,7 @@ class ReplayDifferenceError(PlannerException):
     """A replayed run's requests or results differ from the recorded ones.
 
     Attributes:
-        differences: In the order in which they were found.
+        differences: As they were found.
     """
 
     def __init__(self, differences: Sequence["Difference"]) -> None:
@@ -124,7 +124,6 @@ class Asked:
     """A request in its normal form, as JSON values.
 
     Attributes:
-        service: The service's id.
         function: The function of a run that makes the request, if any.
         messages: As OpenAI's API has them, with the ids of calls numbered.
         tools: As the connector writes them.

@@ -179,12 +179,7 @@ def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
 
 
 class ScriptReader:
-    """Returns the answers of a script in order; lazy, and not thread-safe.
-
-    Raises:
-        TypeError: If the script is neither iterable nor a function.
-        ValueError: If ``chunk_size`` is less than 1.
-    """
+    """Returns the answers of a script in order; lazy, and not thread-safe."""
 
     def __init__(self, script: Script, chunk_size: int = 8) -> None:
         if chunk_size < 1:
@@ -203,12 +198,7 @@ class ScriptReader:
         self._calls_given = 0
 
     def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
-        """Return the next answer; calls get their default ids.
-
-        Raises:
-            ScriptExhaustedError: If the script has no item left.
-            TypeError: If the item is not an answer.
-        """
+        """Return the next answer, or raise `ScriptExhaustedError`; calls get their default ids."""
         try:
             step = next(self._steps)
         except StopIteration:

@@ -64,10 +64,8 @@ class HttpResponse:
 class LoopbackServer(ThreadingTCPServer):
     """An HTTP/1.1 server on 127.0.0.1, started by the constructor, in background threads.
 
-    After ``stop`` no socket, thread or warning is left.
-
-    Args:
-        respond: Called with each request, in its connection's thread.
+    After ``stop`` no socket, thread or warning is left. ``respond`` is called in a
+    connection's thread.
     """
 
     # http.server's own class looks up the name of its address, and may wait for that.

@@ -469,12 +469,7 @@ class _Player(_Tape):
         history: ChatHistory,
         settings: PromptExecutionSettings,
     ) -> int:
-        """Find the recorded request that equals this one, or compare it with the next one.
-
-        Raises:
-            ReplayDifferenceError: If it differs, and differences raise; or if none is
-                left.
-        """
+        """Find the recorded request that equals this one, or compare it with the next one."""
         asked = self._asked(service, history, settings)
         exchanges = self.cassette.exchanges
         left = self._left
