@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from secrets import token_bytes
 from typing import Annotated, Any, cast
@@ -139,7 +139,8 @@ class Asked:
     def equals(self, other: "Asked") -> bool:
         """Whether a replayed request equals this recorded one."""
         return all(
-            same(getattr(self, name), getattr(other, name)) for name in Asked.__slots__
+            same(getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)
         )
 
     @classmethod

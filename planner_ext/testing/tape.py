@@ -21,7 +21,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
 from uuid import uuid4
@@ -256,7 +256,8 @@ class _Recorder(_Tape):
         asked = self._asked(service, history, settings)
         within = [*_functions()][1:]
         kept = Exchange(
-            **{name: getattr(asked, name) for name in Asked.__slots__}, within=within
+            **{field.name: getattr(asked, field.name) for field in fields(asked)},
+            within=within,
         )
         self._exchanges.append((asked, kept))
         try:
