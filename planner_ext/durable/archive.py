@@ -182,10 +182,12 @@ async def fork_run(
         "new_budget": None,
     }
     steps = await _journal_steps(new_run_id, facts)
+    # nothing waits in a fork, and what was decided binds to the first run
+    kept = [step for step in steps if "planner_approvals" not in step[0]]
     return await _add(
         store,
         _row(new_run_id, _RUN, document),
-        steps,
+        kept,
         way_out="Give the fork another name.",
     )
 

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from planner_ext import ApprovalSettings, Budget
+from planner_ext.approval.decisions import decisions_of
 from planner_ext.durable import (
+    ApprovalRefusedError,
     RunConflictError,
     RunRefusedError,
     StoreError,
@@ -15,7 +17,7 @@ from planner_ext.durable import (
 from planner_ext.engine.document import dump_facts
 from planner_ext.errors import InvalidForkError
 from planner_ext.testing import call, say
-from support.durable import decide_all, effects_in, open_runs, world
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, world
 
 BOOK, LABEL = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
 
@@ -45,6 +47,24 @@ async def test_a_kept_run_is_forked_and_resumed(store: str, tmp_path: Path) -> N
         )
         assert dump_facts((await runs.load("order-7")).facts) == dump_facts(first.facts)
     assert effects_in(effects) == ["book 1", "label 2"]
+
+
+async def test_a_decision_stays_with_the_run_it_was_made_on(
+    store: str, tmp_path: Path
+) -> None:
+    """A fork keeps the decided call in its journal; the store shows the call of the first run alone."""
+    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
+    async with open_runs(store) as runs:
+        handle = await runs.start(planner, kernel, GOAL, run_id="a")
+        assert (await handle.result()).status == "paused"
+        assert await decide_all(store) == 1
+        assert (await handle.result()).status == "answered"
+        name = await runs.fork("a", at=0, new_run_id="fork")
+        approvals = runs.approvals()
+        assert (await approvals.show("a/0/pay")).decision is not None
+        with pytest.raises(ApprovalRefusedError, match="ever waited in this store"):
+            await approvals.show(f"{name}/0/pay")
+        assert decisions_of((await runs.load(name)).facts)
 
 
 async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> None:
