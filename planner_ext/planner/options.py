@@ -240,7 +240,6 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
 @contextmanager
 def _named_errors() -> Generator[None]:
-    """Name the option that pydantic refuses."""
     try:
         yield
     except ValidationError as error:

@@ -170,8 +170,8 @@ class FunctionCallingStepwisePlanner:
                 completion service, or an argument or option is invalid.
             InvalidHistoryError: If the ``chat_history`` is invalid.
             LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
-            ServiceCallError: If a request fails. Every exception out of a run, this one
-                included, has ``chat_history`` and ``checkpoint`` as attributes.
+            ServiceCallError: If a request fails. Every exception out of a run has
+                ``chat_history`` and ``checkpoint`` as attributes.
             InvalidReplyError: If a response is not a valid reply.
         """
         run = await self._start(
@@ -202,8 +202,8 @@ class FunctionCallingStepwisePlanner:
         may not work on this one; use ``await invoke(...)`` then. A forked process needs
         clients of its own.
 
-        Interrupting the call cancels the run; the ``KeyboardInterrupt`` carries
-        ``chat_history`` and ``checkpoint``.
+        Interrupting the call cancels the run; the ``KeyboardInterrupt`` carries history
+        and checkpoint.
 
         Raises:
             PlannerInvalidConfigurationError: Also if an async function of such a run
@@ -258,9 +258,8 @@ class FunctionCallingStepwisePlanner:
 
         This planner and its copies accept one decision on a call, and remember the
         newest 100,000; a resume that fails before a function has started releases its
-        decisions. A checkpoint does not record that it was resumed: another planner or
-        process would run the call again. If that can happen, keep the run in a store
-        (`planner_ext.durable.Runs`).
+        decisions. Another planner or process would run the call again: if that can
+        happen, keep the run in a store (`planner_ext.durable.Runs`).
 
         Args:
             kernel: Its functions may be called; it may be another than the run began
@@ -280,8 +279,8 @@ class FunctionCallingStepwisePlanner:
 
         Raises:
             RunEndedError: If the run was answered.
-            DecisionRefusedError: If a decision is invalid, or was taken before; then no
-                decision is taken, and nothing runs.
+            DecisionRefusedError: If a decision is invalid, or was taken before; then
+                none is taken, and nothing runs.
             InvalidCheckpointError: If the checkpoint contradicts itself, or is not
                 signed with the ``checkpoint_key``.
             Exception: As `invoke`.
@@ -381,13 +380,10 @@ class FunctionCallingStepwisePlanner:
         *,
         arguments: KernelArguments | None = None,
     ) -> KeptRun:
-        """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
+        """@private Prepare a run from a store, to be driven to its next pause or end.
 
         The application's arguments are never stored; they replace the submitted ones,
         by name.
-
-        Raises:
-            PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
         """
         own = KernelArguments() if arguments is None else arguments
         if not activation.facts:
@@ -410,7 +406,7 @@ class FunctionCallingStepwisePlanner:
         return KeptRun(options=self.options, context=context, activation=activation)
 
     def unguarded(self, kernel: Kernel) -> str | None:
-        """@private Say, once, that nothing decides which functions of a kernel run; None where something does."""
+        """@private Say, once, that nothing decides which functions of a kernel run; or None."""
         if self._said_unguarded or not (
             names := unasked_functions(kernel, self._checked_options())
         ):
@@ -592,7 +588,6 @@ class FunctionCallingStepwisePlanner:
     def _limits(
         self, options: CheckedOptions, budget: Budget | None, kept: Rules | None
     ) -> Budget:
-        """Return the budget of one run; for the arguments see `_prepare`."""
         if (
             kept is not None
             and kept.structured
@@ -613,7 +608,6 @@ _MOST_NAMED = 10
 
 
 def _charged(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
-    """Wrap a service that a function finds; see `planner_ext.service.charged_service`."""
     from planner_ext.service import charged_service  # noqa: PLC0415  (only where a function asks a model)
 
     return charged_service(service, tab)
@@ -633,7 +627,6 @@ def _own_functions(
     settings: CheckedOptions,
     kernel: Kernel,
 ) -> tuple[KernelFunction | None, KernelFunction | None]:
-    """Return the functions that send the final answer and that ask the user, each if offered."""
     insists = options.require_final_answer_function
     offered = {
         "SendFinalAnswer": insists or options.plan is not False,
@@ -689,7 +682,6 @@ def _selected(
     kernel: Kernel,
     goal: str,
 ) -> Sequence[KernelFunction]:
-    """Drop functions that the options exclude or do not select, and planners that are running."""
     functions = [
         function for function in functions if planner_of(function) not in running
     ]

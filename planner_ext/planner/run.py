@@ -216,15 +216,7 @@ class PlannerRun:
     async def result(
         self, emit: Emit | None = None
     ) -> FunctionCallingStepwisePlannerResult:
-        """Run to the next pause or end.
-
-        Raises:
-            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
-            DecisionRefusedError: If this planner has taken one of the decisions before;
-                nothing was recorded.
-            Exception: On a fault; it carries the history and a checkpoint as
-                attributes.
-        """
+        """Run to the next pause or end; raises as the planner's `resume` does."""
         context = self.context
         engine = context.engine(self.facts, emit=emit, budget=self.budget)
         with nullcontext() if self.taking is None else self.taking.reserve(engine):
@@ -254,11 +246,7 @@ class PlannerRun:
 
 
 def rules_kept(activation: "Activation") -> Rules | None:
-    """Return the rules of a run that is resumed; None for a new one, and where only its result is read.
-
-    Raises:
-        InvalidCheckpointError: If the journal contradicts itself.
-    """
+    """Return the rules of a run that is resumed; None for a new one, and where only its result is read."""
     state = Checkpoint(tuple(activation.facts)).state()
     return (
         None
@@ -268,7 +256,6 @@ def rules_kept(activation: "Activation") -> Rules | None:
 
 
 def _only_read(state: State, activation: "Activation") -> bool:
-    """Whether a run has ended and its result is only returned again."""
     return state.ended is not None and activation.budget is None
 
 

@@ -6,6 +6,5 @@
     chat        one round trip: service, history, reply, tokens and price
     functions   the kernel's functions, their arguments, and how one of them runs
 
-All of them use ``errors``, ``checks`` of what an application gives, Semantic Kernel's
-``messages``, ``checkpoint``, and ``members``: whether a private member is what it was.
+All of them use ``errors``, ``checks``, ``messages``, ``checkpoint`` and ``members``.
 """

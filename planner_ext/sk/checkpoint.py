@@ -51,12 +51,7 @@ class SigningKey(SharedByCopies, bytes):
 
     @classmethod
     def of(cls, key: object, name: str = "checkpoint_key") -> "SigningKey | None":
-        """Read the key given for an option; None signs nothing.
-
-        Raises:
-            PlannerInvalidConfigurationError: If it is not bytes, or empty. The error
-                does not show it.
-        """
+        """Read the key given for an option; None signs nothing."""
         if key is None or isinstance(key, SigningKey):
             return key
         if not isinstance(key, bytes) or not key:
@@ -72,11 +67,7 @@ class SigningKey(SharedByCopies, bytes):
     __str__ = __repr__
 
     def checked(self) -> Self:
-        """Return the key.
-
-        Raises:
-            PlannerInvalidConfigurationError: If pickling has dropped it.
-        """
+        """Return the key; refuse one that pickling has dropped."""
         if not self:
             raise InvalidLimitError(
                 "The checkpoint_key is missing: a key is left behind where its object is pickled. Set it again."
@@ -86,12 +77,12 @@ class SigningKey(SharedByCopies, bytes):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
+    """A run's journal, with its messages and budget, and never the application's arguments.
 
     A planner, service or handler with a ``checkpoint_key`` signs its checkpoints and
-    refuses every other; a checkpoint made of facts is unsigned. Whoever can write an
-    unsigned one can put an approval in it: without a key, keep checkpoints where only
-    approvers can write.
+    refuses every other; one made of facts is unsigned. Whoever can write an unsigned
+    one can put an approval in it: without a key, keep checkpoints where only approvers
+    can write.
     """
 
     facts: tuple[Fact, ...]
@@ -103,12 +94,12 @@ class Checkpoint:
 
     @classmethod
     def of_run(cls, facts: Sequence[Fact], key: SigningKey | None) -> Self:
-        """@private Build the checkpoint that a door returns, signed if the door has a key."""
+        """@private Build the checkpoint that a door returns."""
         return cls.signed_as(facts, journal_signature(facts, key))
 
     @classmethod
     def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
-        """@private Make a checkpoint with the signature that its facts had when they left a door."""
+        """@private Make a checkpoint with the signature that its facts had."""
         return cls(
             tuple(facts), _signature=signature, _stays_signed=signature is not None
         )
@@ -118,8 +109,7 @@ class Checkpoint:
         """@private Read what a door was given as ``checkpoint``: a checkpoint, or its JSON text; see `verified`.
 
         Raises:
-            PlannerInvalidConfigurationError: If it is neither; says where checkpoints
-                come from.
+            PlannerInvalidConfigurationError: If it is neither.
             InvalidCheckpointError: If it cannot be read, or is not signed with the key.
         """
         if isinstance(value, cls):
@@ -194,12 +184,11 @@ class Checkpoint:
         Args:
             text: The JSON text.
             key: Refuses text that it has not signed. None leaves that to the door that
-                resumes the checkpoint.
+                resumes it.
 
         Raises:
             InvalidCheckpointError: If the text is damaged, refused by its signature,
-                has a key that no checkpoint has or one key twice, or is newer than this
-                version reads.
+                has an unknown key or one twice, or is newer than this version reads.
             PlannerInvalidConfigurationError: If the key is not bytes, or empty.
         """
         signing = SigningKey.of(key, "key")
@@ -228,7 +217,7 @@ class Checkpoint:
         ).checked()
 
     def checked(self) -> Self:
-        """@private Return this checkpoint, if its facts are those of a run and its messages can be read.
+        """@private Return this checkpoint, if its facts make a run and its messages can be read.
 
         Raises:
             InvalidCheckpointError: Naming what is wrong.
@@ -294,11 +283,7 @@ class Taking:
     _resume: object = field(default_factory=object, init=False)
 
     def take(self) -> None:
-        """Take all decisions, or none.
-
-        Raises:
-            InvalidDecisionError: If one was taken before; nothing was recorded.
-        """
+        """Take all decisions, or none; refuse them if one was taken before."""
         for memory in self.taken:
             for name, call_id in self.calls.items():
                 if not memory.take(name, self._resume):
@@ -312,11 +297,7 @@ class Taking:
 
     @contextmanager
     def reserve(self, engine: Engine) -> Generator[None]:
-        """Take all decisions, or none; release them if the block fails before it starts a function.
-
-        Raises:
-            InvalidDecisionError: As `take`.
-        """
+        """As `take`; release the decisions if the block fails before it starts a function."""
         known = len(engine.facts)
         self.take()
         try:

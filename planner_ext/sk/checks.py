@@ -1,4 +1,7 @@
-"""Checks of what an application gives: each error names the option, what it must be, what it is, and the way out."""
+"""Checks of what an application gives: each error names the option, what it must be, what it is, and the way out.
+
+All raise `InvalidOptionError`.
+"""
 
 import inspect
 from collections.abc import Sequence
@@ -12,11 +15,7 @@ _T = TypeVar("_T")
 
 
 def instance_of(name: str, value: object, kind: type[_T]) -> _T:
-    """Return a value that must be of a class.
-
-    Raises:
-        InvalidOptionError: If it is not.
-    """
+    """Return a value that must be of a class."""
     if not isinstance(value, kind):
         error = (
             InvalidSettingsError
@@ -30,11 +29,7 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
 
 
 def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
-    """Return a function that takes these arguments, or None.
-
-    Raises:
-        InvalidOptionError: If it is another value.
-    """
+    """Return a function that takes these arguments, or None."""
     if value is None:
         return value
     if not callable(value):
@@ -56,11 +51,7 @@ def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
 
 
 def check_returns(name: str, function: object) -> None:
-    """Refuse a class, which returns an object of it when it is called, and a function that yields.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
+    """Refuse a class, whose call returns an object, and a function that yields."""
     if isinstance(function, type):
         made = f"{function.__name__}(...)"
         raise InvalidOptionError(
@@ -77,11 +68,7 @@ def check_returns(name: str, function: object) -> None:
 
 
 def one_of(name: str, value: _T, allowed: Sequence[str]) -> _T:
-    """Return a value that must be one of these.
-
-    Raises:
-        InvalidOptionError: If it is not.
-    """
+    """Return a value that must be one of these."""
     if value not in allowed:
         expected = " or ".join(f'"{one}"' for one in allowed)
         raise InvalidOptionError(f"{name} must be {expected}; got {shown(value)}.")
@@ -89,11 +76,7 @@ def one_of(name: str, value: _T, allowed: Sequence[str]) -> _T:
 
 
 def non_negative(name: str, value: object) -> int:
-    """Return a whole number, 0 or more; None is 0.
-
-    Raises:
-        InvalidOptionError: If it is another value.
-    """
+    """Return a whole number, 0 or more; None is 0."""
     if value is None:
         return 0
     if not is_count(value, least=0):

@@ -51,7 +51,7 @@ class PlannerInvalidConfigurationError(PlannerException):
 class InvalidOptionError(
     PlannerInvalidConfigurationError, InvalidLimitError, door_of=InvalidLimitError
 ):
-    """An option, argument, limit or setting is invalid; the message names it, the value and the way out."""
+    """An option, argument, limit or setting is invalid; names it, the value and the way out."""
 
 
 class InvalidSettingsError(InvalidOptionError, ServiceInvalidExecutionSettingsError):
@@ -65,7 +65,7 @@ class InvalidBehaviorError(InvalidOptionError, ServiceInitializationError):
 class ServiceNotFoundError(
     PlannerInvalidConfigurationError, KernelServiceNotFoundError
 ):
-    """No chat completion service of the kernel fits; the message names those there are."""
+    """No chat completion service of the kernel fits; names those there are."""
 
     may_pass = True
 
@@ -96,7 +96,7 @@ class InvalidCheckpointError(
 
 
 class InvalidPriceError(PlannerException):
-    """The application's price is not an amount of US dollars. The reply is lost; no further request was made."""
+    """A price is not an amount of US dollars. The reply is lost; no further request was made."""
 
 
 class InvalidHistoryError(PlannerException):
@@ -119,11 +119,10 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 
 
 class NestedRunRefusedError(PlannerException):
-    """A function asked for what its run does not allow; the message says why.
+    """A function asked for what its run does not allow.
 
-    Refused are a planner inside its own run; a function that the run's gate denied, or
-    that needs a person; and every request once the call has ended, or its run is to
-    stop.
+    That is a planner inside its own run; a function that the run's gate denied, or that
+    needs a person; and every request once the call has ended, or its run is to stop.
     """
 
 
@@ -132,11 +131,11 @@ class ToolExecutionError(PlannerException):
 
 
 class SessionBusyError(PlannerException):
-    """A session was given a prompt or messages while it answers another prompt; nothing was sent or added."""
+    """A session still answers another prompt; nothing was sent or added."""
 
 
 class PromptTooLargeError(PlannerException):
-    """A request would have sent more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
+    """A request had more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
 
     Attributes:
         prompt_tokens: Of the request; the message says whether counted or estimated.
@@ -154,7 +153,7 @@ class PromptTooLargeError(PlannerException):
 class RunNotAnsweredError(
     PlannerException, UnansweredRunError, door_of=UnansweredRunError
 ):
-    """A run ended without an answer, or waits; raised by ``raise_for_status()``, and by a session for one that waits.
+    """A run ended without an answer, or waits; raised by ``raise_for_status()`` and sessions.
 
     Attributes:
         status: How the run ended.
@@ -174,7 +173,7 @@ class RunNotAnsweredError(
 class LimitReachedError(
     RunNotAnsweredError, LimitExceededError, door_of=LimitExceededError
 ):
-    """A limit of the budget was reached; a run raises it if ``Budget.on_limit`` is ``"raise"``.
+    """A limit of the budget was reached, under ``Budget.on_limit="raise"``.
 
     Raised also to a function of a run that asks a model, or calls a function, when
     nothing is left.

@@ -51,7 +51,7 @@ INSIDE: Final = "planner_ext.inside"
 
 
 def names_inside(metadata: Mapping[str, Any]) -> frozenset[str]:
-    """Read the functions whose results may be part of a result, or of a message that stands for others."""
+    """Read the functions whose results may be part of a result or message."""
     names: Any = metadata.get(INSIDE)
     listed = cast("list[object]", names) if isinstance(names, list) else []
     return frozenset(name for name in listed if isinstance(name, str))
@@ -111,11 +111,7 @@ def assistant_text(text: str, **fields: Any) -> ChatMessageContent:
 
 
 def load_message(message: Message) -> ChatMessageContent:
-    """Return a message, or read it from its JSON.
-
-    Raises:
-        pydantic.ValidationError: If the JSON is not that of a message.
-    """
+    """Return a message, or read it from its JSON."""
     if isinstance(message, ChatMessageContent):
         return message
     values: Any = message
@@ -161,10 +157,8 @@ def requested_call(
 ) -> RequestedCall:
     """Read one call of a reply: its name as the kernel has it, its arguments as JSON text.
 
-    Args:
-        call: As a connector returned it; some parse the arguments.
-        used: The ids before it, to which its own is added. An id that is missing, used
-            or refused by servers is replaced. None keeps the id.
+    Its id is added to those ``used``; one that is missing, used or refused by servers
+    is replaced. None keeps the id.
     """
     own = call.id or ""
     if used is not None:
@@ -214,7 +208,7 @@ _DEEPEST = 4
 
 
 class EstimatedUsage(CompletionUsage):
-    """Semantic Kernel's usage of a reply that reported no tokens, or only those of one direction."""
+    """Semantic Kernel's usage of a reply that did not report all tokens."""
 
     estimated_tokens: int = 0
 
@@ -222,11 +216,8 @@ class EstimatedUsage(CompletionUsage):
 class _Names(NamedTuple):
     """One API's names for tokens; a dot leads into a nested field.
 
-    Attributes:
-        prompt: Tokens sent: the sum of these.
-        completion: Tokens received: the sum of these.
-        cached: Tokens read from the prompt cache: the first of these that exists.
-        total: Tokens sent and received.
+    Those of ``prompt`` and of ``completion`` are summed; of ``cached`` the first
+    counts.
     """
 
     prompt: tuple[str, ...]
@@ -311,7 +302,7 @@ def read_usage(reported: object) -> Usage:
 
 
 def usage_in(message: ChatMessageContent) -> Usage:
-    """Read the tokens of one reply: the larger of each count in its metadata and its SDK's response."""
+    """Read a reply's tokens: the larger of each count in its metadata and its SDK's response."""
     usage = read_usage(message.metadata.get("usage"))
     response = message.inner_content
     if response is None:
@@ -328,7 +319,7 @@ def usage_in(message: ChatMessageContent) -> Usage:
 
 
 def with_usage(message: M, usage: Usage) -> M:
-    """Set the usage in a message's metadata; a connector's own object with the same counts is kept."""
+    """Set the usage in a message's metadata; a connector's equal object is kept."""
     reported = message.metadata.get("usage")
     if reported is None and not usage.total_tokens:
         return message
@@ -383,7 +374,7 @@ def loaded(usage: Any) -> Any:
 
 
 def add_reported(first: Any, second: Any) -> Any:
-    """Sum the usage of two requests: in the connector's own type, for two connectors in Semantic Kernel's."""
+    """Sum the usage of two requests: in the connector's own type, for two in Semantic Kernel's."""
     first = _unwrapped(first)
     second = _unwrapped(second)
     if first is None or second is None:
@@ -399,7 +390,7 @@ def add_reported(first: Any, second: Any) -> Any:
 
 
 def merge_reported(first: Any, second: Any) -> Any:
-    """Merge two reports of one streamed reply: the larger of each number, since reports are cumulative."""
+    """Merge two reports of one stream: the larger of each number, since reports are cumulative."""
     if first is None or second is None:
         return second if first is None else first
     return _combine(_unwrapped(first), _unwrapped(second), max)
@@ -414,7 +405,6 @@ def _unwrapped(reported: Any) -> Any:
 
 
 def _names_in(reported: object) -> _Names | None:
-    """Find the API whose names a usage object uses; None if it has no counts."""
     if reported is None or isinstance(reported, str | int | float):
         return None
     return next(
@@ -474,7 +464,6 @@ def _is_sane(value: object, *, depth: int) -> bool:
 
 
 def _adds_up(reported: Any) -> bool:
-    """Whether usage supports ``+``, and is neither a model nor a mapping."""
     return (
         not _fields(reported)
         and hasattr(reported, "__add__")

@@ -1,13 +1,12 @@
-"""What a function of a run gets of that run: a kernel whose requests and calls are charged, and its approval filters.
+"""What a function of a run gets of that run: a kernel that charges it, and its approval filters.
 
 Promises
     - Each use of that kernel is charged to the run, and asked about, before it happens.
     - The application's own kernel, plugins and agents are not changed.
 
-Takes the call of a run, found through a context variable. Returns views of kernels,
-services and agents. Never makes a request itself.
+Takes the call of a run, found through a context variable. Never makes a request itself.
 
     nested          views of the kernel, charged services, and the gate of calls made inside a function
     filters         a kernel's approval filters, as a run asks them
-    earlier_calls   the functions after whose calls a call comes, for rules with ``after``
+    earlier_calls   the functions after whose calls a call comes
 """

@@ -1,8 +1,4 @@
-"""The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares.
-
-Those of runs are counted in their states; those of a history are read from messages, on
-demand.
-"""
+"""The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -22,19 +18,19 @@ from planner_ext.sk.messages import calls_of, names_in
 
 @dataclass(eq=False)
 class GivenMessages:
-    """The messages that a run or a request began with; `names` reads them once."""
+    """The messages that a run or a request began with."""
 
     messages: Sequence[Message]
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The functions that these messages have a call or a result of."""
+        """The functions that these messages have a call or a result of, read once."""
         return names_in(self.messages)
 
 
 @dataclass(eq=False, repr=False)
 class _EarlierCalls(Set[str]):
-    """The functions that runs have started, and those in given messages, read on the first look."""
+    """Functions that runs have started, and those in given messages, read on the first look."""
 
     started: Set[str]
     given: Sequence[GivenMessages]
@@ -63,10 +59,7 @@ class _EarlierCalls(Set[str]):
 def before_batch(
     state: State, tab: Tab | None, known: dict[int, GivenMessages]
 ) -> Set[str]:
-    """Name the functions before the open batch of a run, which may be made in the call of a ``tab``.
-
-    ``known`` remembers messages that were read for an earlier batch, by identity.
-    """
+    """Name the functions before a run's open batch; ``known`` remembers messages, by identity."""
     around = [] if tab is None else tab.runs_around()
     given = [
         known.setdefault(id(one.given), GivenMessages(one.given))
@@ -108,7 +101,7 @@ def before_message_of(
 def _before(
     messages: Sequence[ChatMessageContent], call: FunctionCallContent | None
 ) -> Sequence[ChatMessageContent]:
-    """Return the messages before the one with the call: those after it are results of its siblings."""
+    """Return the messages before the one with the call: later ones are its siblings' results."""
     places = range(len(messages) - 1, -1, -1)
     own = [
         place

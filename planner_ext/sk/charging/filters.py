@@ -1,4 +1,4 @@
-"""The approval filters of a kernel as a run asks them, and calls that no reply of a run holds, as a gate sees them."""
+"""The approval filters of a kernel as a run asks them, and calls that no reply holds, as a gate sees them."""
 
 import inspect
 import json
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CallFilter:
-    """What a run asks of a `planner_ext.ApprovalFilter` of its kernel; ``policy`` decides calls."""
+    """What a run asks of a `planner_ext.ApprovalFilter` of its kernel."""
 
     def __init__(
         self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings
@@ -71,7 +71,7 @@ class CallFilter:
     def chain(
         self, marked: Callable[[str], Defer | None], expires_in: float | None = None
     ) -> InterceptorChain:
-        """@private Make the filter a part of a review: its policy, the functions' marks, and its approver."""
+        """@private Make the filter a part of a review."""
         return InterceptorChain(
             options=replace(self._settings, expires_in=expires_in),
             interceptors=(self.policy,),
@@ -113,7 +113,7 @@ def report_unused_rules(
     functions: Iterable[KernelFunctionMetadata | KernelFunction],
     place: str,
 ) -> None:
-    """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
+    """Log the rules that match none of the functions: a misspelt name guards nothing."""
     if isinstance(policy, Policy):
         known = [(one.plugin_name or "", one.name) for one in functions]
         for number in policy.unused_rules(known):

@@ -2,21 +2,20 @@
 
 A context variable names the call, for everything that the call awaits or starts. A
 prompt function, and one that takes ``kernel`` or ``service``, gets a view of the kernel
-with the same functions and filters, and charged services. An agent that is a function
-of the kernel runs with a view of its own kernel.
+with charged services; an agent runs with a view of its own kernel.
 
 - Each request to a chat or text completion service is charged before it is sent, tokens
-  and cost after it. When nothing is left but the request that is kept for the answer,
-  it raises `LimitReachedError`.
-- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template)
-  passes the run's gate, and counts in ``max_tool_calls``. One that is denied, or would
-  wait for a person, raises `NestedRunRefusedError`.
+  and cost after it. When only the request for the answer is left, it raises
+  `LimitReachedError`.
+- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}``) passes the
+  run's gate, and counts in ``max_tool_calls``. One that is denied, or would wait for a
+  person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
-Embeddings, images and audio are not counted. A run that a function keeps in a store
-(`planner_ext.durable.Runs`) has its own budget and policies. Requests of an SDK, and of
-a kernel that the function holds itself, are not seen: take ``kernel: Kernel`` as a
-parameter, or put a `FunctionInvokingChatCompletion` into that kernel.
+Embeddings, images and audio are not counted. A run that a function keeps in a store has
+its own budget and policies. Requests of an SDK, and of a kernel that the function holds
+itself, are not seen: take ``kernel: Kernel`` as a parameter, or put a
+`FunctionInvokingChatCompletion` into that kernel.
 """
 
 import inspect
@@ -84,12 +83,12 @@ _PLANNER: Final = "__planner_ext_planner__"
 
 
 def mark_planner(function: Callable[..., Any], planner: object) -> None:
-    """Declare that a function is this planner, so that it is not offered inside its own runs."""
+    """Declare that a function is this planner, which its own runs do not offer."""
     setattr(function, _PLANNER, planner)
 
 
 def planner_of(function: KernelFunction | None) -> object | None:
-    """Read the mark of `mark_planner`; None if the function is not a planner."""
+    """Read the mark of `mark_planner`, or None."""
     return getattr(getattr(function, "method", None), _PLANNER, None)
 
 
@@ -104,11 +103,7 @@ class ParentRun:
     tab: Tab
 
     def check(self) -> None:
-        """Check that the call may still make requests and start functions.
-
-        Raises:
-            NestedRunRefusedError: If it has ended, or its run is to stop.
-        """
+        """Refuse further requests and functions once the call has ended, or its run is to stop."""
         if self.tab.closed:
             raise NestedRunRefusedError(
                 "The function that was given this kernel has returned, and its call is charged: nothing more can be "
@@ -123,7 +118,7 @@ class ParentRun:
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
     """Find the run inside whose function this code runs; None outside of every run.
 
-    In another context, as in a thread, the code is found by the ``tab`` of its call.
+    In another context, as in a thread, the ``tab`` of the call tells.
     """
     tab = current_tab() or tab
     return None if tab is None or tab.around is None else tab.around(tab=tab)
@@ -234,14 +229,13 @@ class _Payer:
         await tab.record_request()
 
     def charge(self, spent: Usage) -> None:
-        """Replace what was expected by what was spent, beside the one round trip; add what is charged later."""
+        """Replace what was expected by what was spent; add what is charged later."""
         self._spent += spent
         self._expected = Usage()
         if self.tab is not None:
             self.tab.charge(spent, instead_of=self)
 
     def close(self) -> None:
-        """Charge the shared budgets."""
         if self._shared is not None:
             self._shared.charge(self._spent + self._expected)
 
@@ -256,11 +250,7 @@ def request_meter(
     shared: SharedBudgets | None,
     max_prompt_tokens: int = 0,
 ) -> RequestMeter:
-    """Make the meter that the budgets which pay for requests need.
-
-    These are the ``limits`` of the run, what is left to the call ``around`` it, and
-    ``shared`` budgets.
-    """
+    """Make the meter that the budgets which pay for requests need: limits, what is left, shared."""
     left = Left() if around is None else around.left()
     costs = [left.amounts.get("max_cost")]
     estimates = "max_total_tokens" in left.amounts
@@ -284,7 +274,7 @@ def request_meter(
 async def _take_shared(
     shared: SharedBudgets | None, taken: Usage, tab: Tab | None = None
 ) -> None:
-    """Reserve one request or start in the shared budgets; what they refuse goes back to the tab."""
+    """Reserve in the shared budgets; what they refuse goes back to the tab."""
     if shared is None:
         return
     refused = await shared.reserve(requests=taken.iterations, calls=taken.tool_calls)
@@ -319,12 +309,7 @@ class ChargedTextCompletion(TextCompletionClientBase):
     async def get_text_contents(
         self, prompt: str, settings: PromptExecutionSettings
     ) -> list[TextContent]:
-        """Ask the inner service.
-
-        Raises:
-            LimitReachedError: If nothing is left of the run's budget for the request.
-            NestedRunRefusedError: If the call has ended, or its run is to stop.
-        """
+        """Ask the inner service; raises as `charged` does."""
         async with charged(
             self._tab, self._inner, settings, [_message(prompt)]
         ) as charge:
@@ -339,7 +324,7 @@ class ChargedTextCompletion(TextCompletionClientBase):
     async def get_streaming_text_contents(
         self, prompt: str, settings: PromptExecutionSettings
     ) -> AsyncGenerator[list[StreamingTextContent], Any]:
-        """Ask the inner service for a stream; raises as `get_text_contents` does."""
+        """Ask the inner service for a stream; raises as `charged` does."""
         last: StreamingTextContent | None = None
         usage: Any = None
         text = ""
@@ -369,7 +354,6 @@ class ChargedTextCompletion(TextCompletionClientBase):
 
 
 def _message(text: str, content: TextContent | None = None) -> ChatMessageContent:
-    """Write a text as a message, with the metadata that came with it."""
     message = ChatMessageContent(role=AuthorRole.ASSISTANT, content=text)
     if content is None:
         return message
@@ -413,7 +397,7 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
 
 
 def _held_by(method: Any, agent: object, other: object) -> Any:
-    """Copy a function that an agent holds, or a method of it, so that another agent holds it."""
+    """Copy a function, or a method, of one agent so that another one holds it."""
     if inspect.ismethod(method):
         return MethodType(method.__func__, other)
     cells = [
@@ -471,7 +455,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
 
 
 class _Services(dict[str, AIServiceClientBase]):
-    """The services of a view, each wrapped; they know the whole kernel, and the call."""
+    """The services of a view, each wrapped."""
 
     def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
         super().__init__(
@@ -486,7 +470,7 @@ class _Services(dict[str, AIServiceClientBase]):
 
 
 def _is_inline(context: FunctionInvocationContext) -> bool:
-    """Whether a prompt runs that the kernel does not have, as of ``invoke_prompt``: a request, not a call."""
+    """Whether a prompt runs that the kernel does not have: a request, not a call."""
     function = context.function
     plugin = context.kernel.plugins.get(function.plugin_name)
     unknown = plugin is None or function.name not in plugin.functions
@@ -501,20 +485,19 @@ class RunGate:
        ``@requires_approval`` counts once, in the outermost. What a chain refuses or
        supplies stands; what it asks about waits.
     2. Each filter, about what the chains let run: its policy, the function's mark, its
-       approver. It also adds a question to what waits, unless the same approver or
-       persons of the same roles were asked before.
-    3. The approver of the run, or of the nearest run around it that has one, about each
-       call that would wait.
+       approver. It adds a question to what waits, unless the same approver or persons
+       of the same roles were asked before.
+    3. The nearest approver, of the run or those around it, about each call that would
+       wait.
 
     An edit is reviewed from the first rule on. What was approved "for the rest of the
     run" is that of the run that makes the call.
 
     Attributes:
         expires_in: Seconds after which a filter's question expires; None: never.
-        marked: Whether ``@requires_approval`` counts here, and not in the kernel's
-            filters.
-        can_wait: Whether calls may wait for a person; if not, as inside a function,
-            they are denied by name.
+        marked: Whether ``@requires_approval`` counts here, not in the kernel's filters.
+        can_wait: Whether calls may wait for a person; otherwise they are denied by
+            name.
         tab: The call of another run in which the calls are made, or None.
     """
 
@@ -575,7 +558,7 @@ class RunGate:
         return await self._review(state).of_edit(call, approval, question, state)
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[CallFilter]:
-        """List the filters that have decided the call before it runs, themselves or by a person."""
+        """List the filters by which, or by a person after which, the call was decided before it runs."""
         if fact is not None and (
             fact.person or (fact.iteration, fact.call_id) in self._reviewed
         ):
@@ -599,7 +582,6 @@ def _mark_in(
 
 
 def _not_waiting(call: ToolCall, reviewed: Reviewed) -> Reviewed:
-    """Deny a call that would wait inside a function."""
     if not isinstance(reviewed.decision, Defer):
         return reviewed
     name = call.fully_qualified_name
@@ -613,7 +595,6 @@ def _not_waiting(call: ToolCall, reviewed: Reviewed) -> Reviewed:
 async def _decide_and_run(
     context: FunctionInvocationContext, next: Next, parent: ParentRun, wrap: Wrap
 ) -> None:
-    """Decide on a function that a function of the run calls itself, count it, and run it."""
     parent.check()
     if not await _is_to_run(context, parent):
         return
@@ -678,7 +659,7 @@ async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> b
 
 
 def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
-    """Describe a function that is called by another one as interceptors see a model's call."""
+    """Describe a function that another one calls as interceptors see a model's call."""
     function = context.function
     state = tab.account.state
     tool = tool_of(context.function)

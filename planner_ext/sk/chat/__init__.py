@@ -6,8 +6,7 @@ Promises
     - A plain and a streamed reply with the same content are the same `Reply`.
     - The fast way to OpenAI sends what the connector's public methods send; in doubt it uses these.
 
-Takes a transcript, settings and the functions on offer. Never runs a function, never
-repeats a request, and knows no budget.
+Never runs a function, never repeats a request, and knows no budget.
 
     round_trip   one request and its reply
     reply        what a connector returned, as one message and its calls

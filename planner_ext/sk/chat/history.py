@@ -108,7 +108,6 @@ def _first_result(name: str) -> ChatMessageContent:
 def _edited(
     message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]
 ) -> ChatMessageContent:
-    """Remove calls, and replace the model's arguments by a person's."""
     items: list[Any] = [
         item.model_copy(update={"arguments": edited[item.id or ""]})
         if isinstance(item, FunctionCallContent) and item.id in edited
@@ -193,11 +192,7 @@ def _call_problems(
 def check_history(
     messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
 ) -> None:
-    """Refuse an invalid history; for ``offered`` see `accepted_name`.
-
-    Raises:
-        InvalidHistoryError: Naming every problem; nothing was sent and nothing changed.
-    """
+    """Refuse an invalid history, naming every problem; for ``offered`` see `accepted_name`."""
     if problems := find_problems(messages, offered):
         raise InvalidHistoryError(
             "Expected a history in which every function call has a name that servers accept, and exactly one result "
@@ -233,7 +228,6 @@ _OwedCall = tuple[FunctionCallContent, FunctionCallContent]
 def _accepted(
     message: ChatMessageContent, offered: Container[str] | None
 ) -> ChatMessageContent:
-    """Normalise an assistant message; one that needs no change is returned itself."""
     if message.role != AuthorRole.ASSISTANT:
         return message
     items, _ = accepted_items(message.items, offered)
@@ -265,7 +259,6 @@ def _answering(
 def _result_of(
     sent: FunctionCallContent, call: FunctionCallContent, result: FunctionResultContent
 ) -> FunctionResultContent:
-    """Copy a result with the id and the name of its call, if repair changed these."""
     update: dict[str, Any] = {} if call.id == result.id else {"id": call.id}
     if name_of(call) != name_of(sent):
         update |= {
@@ -304,10 +297,7 @@ def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageC
 
 
 def _is_of_service(message: ChatMessageContent, answered: Container[str]) -> bool:
-    """Whether a service returned this tool message for a run that a filter ended.
-
-    ``answered`` are the calls that have a result directly before it.
-    """
+    """Whether a service returned this tool message for a run that a filter ended."""
     return "checkpoint" in message.metadata and all(
         (result.id or "") in answered for result in _results(message)
     )
@@ -352,7 +342,7 @@ class ResumedHistory:
 
     @property
     def later_turn(self) -> str | None:
-        """The first message that continues the conversation: a user's, or one with calls or results; or None."""
+        """The first message that continues the conversation, or None."""
         for message in self.later:
             called = any(
                 isinstance(item, FunctionCallContent | FunctionResultContent)
@@ -370,14 +360,7 @@ def resumed_history(
     facts: Sequence[Fact],
     returned: ChatMessageContent,
 ) -> ResumedHistory:
-    """Compare a history with the transcript of the run that it is resumed with.
-
-    Args:
-        history: The caller's: empty, or starting with the messages of the run.
-        transcript: The run's messages up to the point of resumption.
-        state: The run's state in the checkpoint.
-        facts: The checkpoint's facts.
-        returned: The message that the run had returned.
+    """Compare a resumed run's history with its transcript, up to the point of resumption.
 
     Raises:
         InvalidHistoryError: If it is that of another run, or holds calls or results of
@@ -448,7 +431,7 @@ def _canonical_json(arguments: str) -> str:
 def _is_returned(
     message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent
 ) -> bool:
-    """Whether it is the message that the run had returned, or the added-up chunks of its last iterations."""
+    """Whether it is the message that the run had returned, or its chunks added up."""
     if message.role != AuthorRole.ASSISTANT:
         return False
     said = _text_and_calls(message)
@@ -483,7 +466,6 @@ def last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
 def _answered_elsewhere(
     messages: Sequence[ChatMessageContent], state: State
 ) -> list[str]:
-    """List the open batch's calls and results that are already in messages."""
     waiting = (
         {call.request.id for call in state.batch.calls}
         if state.batch is not None

@@ -120,7 +120,6 @@ def is_supported(service: Any) -> bool:
 
 @lru_cache(maxsize=64)
 def _takes(method: Any, taken: tuple[str, ...]) -> bool:
-    """Whether a method takes exactly these positional arguments."""
     if not callable(method):
         return False
     parameters = [*inspect.signature(method).parameters.values()][1:]
@@ -265,8 +264,7 @@ class OpenAITransport:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a request's fields, without messages and functions, and the options of sending.
 
-        Raises:
-            ValueError: If the settings hold anything but fields of a request.
+        Raises ValueError if the settings hold anything else.
         """
         settings: Any = request.settings
         kind, stock = cast("tuple[Any, Any]", (type(settings), PromptExecutionSettings))
@@ -322,7 +320,6 @@ class OpenAITransport:
         return to_json(written)[1:-1]
 
     def _encoded_tools(self, offered: ToolSet) -> bytes:
-        """Encode the schemas of the offered functions; cached while these are the same."""
         if self._offered != (offered.tools, offered.schemas):
             written = [
                 *(tool.offer for tool in offered.tools.values()),
@@ -339,7 +336,7 @@ class OpenAITransport:
         return settings.ai_model_id or self._service.ai_model_id
 
     def _path(self, request: ChatRequest) -> str:
-        """Return the path; Azure's client reads the deployment from a body, which must not be encoded."""
+        """Return the path; Azure's client would read the deployment from a body that is not encoded."""
         path = "/chat/completions"
         client = self._service.client
         if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(

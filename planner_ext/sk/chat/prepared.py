@@ -4,12 +4,10 @@ The client builds the first request. Later ones differ in body and cookies alone
 long as everything that address and headers come from is the same. They go through the
 client's own HTTP client, with its hooks, limits and time-outs.
 
-Only a good response is read here. Any other outcome is handed to the client as that of
-its first attempt: retries, waits, headers and errors are its own.
-
-Before each request the members in `USED` are compared with their digests. Where one was
-changed, patched or wrapped, or a key or header has another origin than the client's
-fields, the client makes the request.
+Any outcome but a good response is handed to the client as that of its first attempt:
+retries, waits, headers and errors are its own. Where a member in `USED` was changed,
+patched or wrapped, or a key or header has another origin than the client's fields, the
+client makes the request.
 """
 
 import asyncio
@@ -206,7 +204,6 @@ class _Rest:
         return events
 
     def put_back(self, events: list[bytearray]) -> None:
-        """Leave events to the client's own reader."""
         self._unread = bytearray(b"\n\n").join([*events, self._unread])
 
     async def drain(self) -> None:
@@ -218,7 +215,6 @@ class _Rest:
                         pass
 
     async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        """Read all that was not read as events."""
         yield bytes(self._unread)
         if self._failure is not None:
             raise self._failure
@@ -227,15 +223,7 @@ class _Rest:
 
 
 class _Prepared(NamedTuple):
-    """What the requests of a client have in common.
-
-    Attributes:
-        origin: Everything that their address and headers come from.
-        kind: The class of a request.
-        body: The class of a request's body.
-        headers: As the client built them, without the cookies of the HTTP client.
-        timeout: Seconds, by the limits' names.
-    """
+    """What the requests of a client have in common; ``origin`` is what all of it comes from."""
 
     origin: tuple[Any, ...]
     kind: Any
@@ -246,7 +234,6 @@ class _Prepared(NamedTuple):
     timeout: dict[str, Any]
 
     def request(self, content: bytes, cookies: Any) -> Any:
-        """Make a request with the HTTP client's cookies."""
         request = self.kind(
             self.method,
             self.url,
@@ -354,7 +341,6 @@ async def post(
 
 
 def _completion(response: Any) -> ChatCompletion | None:
-    """Read a response; None unless it is a chat completion in JSON."""
     kind = response.headers.get("content-type", "").partition(";")[0]
     if not response.is_success or not kind.endswith("json"):
         return None
@@ -369,7 +355,6 @@ def _completion(response: Any) -> ChatCompletion | None:
 
 
 def _is_known(client: Any) -> bool:
-    """Whether the members that this stands for are what they were when it was written."""
     try:
         members = _members(AsyncOpenAI)
     except AttributeError:
@@ -413,7 +398,6 @@ def _is_ordinary(client: Any) -> bool:
 
 @lru_cache(maxsize=8)
 def _builds_itself(build_request: Any) -> bool:
-    """Whether an HTTP client's method is the library's own, unwrapped."""
     own = isinstance(build_request, FunctionType)
     return own and build_request.__globals__["__name__"].partition(".")[0] in (
         "httpx",
@@ -424,8 +408,8 @@ def _builds_itself(build_request: Any) -> bool:
 def _origin(client: Any, path: str) -> tuple[Any, ...]:
     """List what address and headers of a request come from, in the form in which they are sent.
 
-    Numbers and what can change in place are listed as text: 60 is not sent as 60.0 is.
-    The HTTP client is not held, since its hooks may hold the client.
+    Numbers and what can change in place are text: 60 is not sent as 60.0 is. The HTTP
+    client is not held, since its hooks may hold the client.
     """
     http = client._client
     return (

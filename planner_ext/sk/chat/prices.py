@@ -55,8 +55,7 @@ def price_of(
     overrides the connector's.
 
     Raises:
-        PlannerInvalidConfigurationError: If a price is needed and unknown; raised
-            before anything is spent.
+        PlannerInvalidConfigurationError: If a price is needed and unknown.
     """
     chosen: str | None = getattr(settings, "ai_model_id", None)
     if price is None:
@@ -72,9 +71,6 @@ def _checked(price: Price, model: str) -> Price:
     """Try a price function before the first request; return one that raises `InvalidPriceError` on invalid results.
 
     It is called for 0 tokens; if that raises, for one token sent and one received.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it cannot price these tokens.
     """
     nothing = Usage()
     least = Usage(prompt_tokens=1, completion_tokens=1)
@@ -93,7 +89,6 @@ def _checked(price: Price, model: str) -> Price:
 
 
 def _amount(price: Price, model: str, usage: Usage) -> float:
-    """Call the application's price function, whose result may have any type."""
     try:
         amount = cast("object", price(model, usage))
     except (Exception, SystemExit) as error:
@@ -120,12 +115,7 @@ def _refused(model: str, usage: Usage, problem: str) -> InvalidPriceError:
 
 
 def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
-    """Look up a model's price: by the provider at the service's URL, by the connector's, or by any.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the list lacks the model, or is not
-            installed.
-    """
+    """Look up a model's price: by the provider at the service's URL, by the connector's, or by any."""
     why = "genai-prices knows no such model"
     way = "Use the name of a known model, or pass"
     prices: Any = None
@@ -197,11 +187,11 @@ class RequestMeter:
 
     With ``tiktoken`` (extra ``tokens``) texts are counted, if the model's encoding is
     loaded or in tiktoken's cache folder; nothing is downloaded. Otherwise see
-    `estimated_tokens`. The provider's overhead around the texts is always estimated: it
-    was fitted to nine short requests of 42 to 129 tokens to OpenAI's gpt-4o,
-    gpt-4o-mini and gpt-4.1-mini, with an error of -3 % to +7 %; long prompts and other
-    languages were not measured. Images, audio, files and the response format are not
-    counted. A message or function is counted once.
+    `estimated_tokens`. The provider's overhead around the texts is always estimated:
+    fitted to nine short requests of 42 to 129 tokens to OpenAI's gpt-4o, gpt-4o-mini
+    and gpt-4.1-mini, with an error of -3 % to +7 %; long prompts and other languages
+    were not measured. Images, audio, files and the response format are not counted. A
+    message or function is counted once.
 
     Attributes:
         price: The application's price function, see `price_of`.
@@ -209,10 +199,6 @@ class RequestMeter:
         max_prompt_tokens: Maximum tokens of a request, for `check`; 0 means no limit.
         estimates: Whether tokens that a reply does not report are estimated; with a
             price they always are.
-
-    Raises:
-        PlannerInvalidConfigurationError: If a price is needed and unknown, or is
-            invalid.
     """
 
     service: AIServiceClientBase
@@ -264,11 +250,7 @@ class RequestMeter:
     ) -> Usage:
         """Return the usage of a request: reported tokens, estimated ones where 0 are reported, and their cost.
 
-        Args:
-            reported: The tokens that the reply reports.
-            messages: All messages that were sent.
-            tools: The functions whose schemas were sent with them, if any.
-            reply: Its hidden reasoning is not counted. None if no reply came.
+        A reply's hidden reasoning is not counted.
         """
         usage = reported
         if self.estimates:
@@ -372,7 +354,6 @@ def _text(value: object) -> str:
 
 
 def _properties(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Walk the properties of a JSON schema, including those of nested objects and of array items."""
     if not isinstance(schema, Mapping):
         return
     known = cast("Mapping[str, Any]", schema)

@@ -1,9 +1,9 @@
 """A reply: from what a connector returned, whole or in chunks, to the message that servers accept, and its calls.
 
 A model may call a function by a name that servers refuse (``functions.t-a``,
-``t-a<|channel|>commentary``, ""), and would then have every later request of the
-conversation refused. So each reply is normalised before it enters a history; an
-acceptable item stays as it is, byte by byte.
+``t-a<|channel|>commentary``, ""), and would then have every later request refused. So a
+reply is normalised before it enters a history; an acceptable item stays as it is, byte
+by byte.
 """
 
 import json
@@ -56,10 +56,8 @@ def accepted_reply(
 ) -> tuple[ChatMessageContent, tuple[RequestedCall, ...]]:
     """Make one message of a reply, normalised for the history, and list its calls as the model made them.
 
-    Args:
-        messages: A message for each choice. Their calls become one batch, their texts
-            one.
-        offered: The names of the functions that the request offered.
+    ``messages`` are one for each choice: their calls become one batch, their texts one.
+    ``offered`` are the names that the request offered.
     """
     first = messages[0]
     received = [item for message in messages for item in message.items]
@@ -87,14 +85,8 @@ def accepted_reply(
 def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
     """Return a function name that servers accept: ``[a-zA-Z0-9_-]``, 1 to 64 characters.
 
-    Args:
-        name: The name that the model used.
-        offered: Names that the server has accepted, of any length; None accepts every
-            length.
-
-    Returns:
-        The name itself if it is acceptable; else a similar one with the prefix
-        ``unknown_``, which no function has.
+    An acceptable name, or one ``offered`` (None: of any length), is itself; else it is
+    a similar one with the prefix ``unknown_``, which no function has.
     """
     if _NAME.fullmatch(name) and (
         len(name) <= _LONGEST_NAME or offered is None or name in offered
@@ -308,13 +300,13 @@ def _finish_reason(response: object, candidate: object) -> FinishReason | None:
 # A streamed reply.
 
 _OPEN_CALLS = 256
-"""How far back a piece looks for its call, which keeps many calls linear. Providers send calls in order."""
+"""How far back a piece looks for its call, so that many calls stay linear. Providers send calls in order."""
 
 
 async def corrected_chunks(
     stream: AsyncGenerator[list[StreamingChatMessageContent], Any],
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-    """Correct the chunks of a connector's stream; see `corrected`.
+    """Correct a stream's chunks; see `corrected`.
 
     Google's connector raises TypeError on a last chunk that has the usage alone; the
     reply before it is whole.

@@ -72,10 +72,7 @@ class KernelChat:
     """Asks one connector for one run. Implements `planner_ext.engine.ports.Chat`.
 
     Attributes:
-        strict_finish_reason: Whether a finish reason that contradicts the reply's
-            content is an error.
-        plan_settings: Settings in which the plan request differs.
-        answer_settings: Settings in which the answer request differs.
+        plan_settings, answer_settings: Settings in which these requests differ.
     """
 
     service: ChatCompletionClientBase
@@ -134,14 +131,7 @@ class KernelChat:
     async def ask(
         self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
     ) -> Reply:
-        """Send the transcript and return the reply.
-
-        Raises:
-            InvalidReplyError: If the response is not a reply.
-            ServiceCallError: If the connector raised an error that is not Semantic
-                Kernel's.
-            KernelException: Any such error of the connector.
-        """
+        """Send the transcript and return the reply; raises as `named_errors` does."""
         self.tools.reads = request.reads
         self.tools.refresh()
         sent = self._request(transcript, request)
@@ -197,7 +187,6 @@ class KernelChat:
     def _request(
         self, transcript: Sequence[TranscriptItem], request: AskModel
     ) -> ChatRequest:
-        """Write a request; its settings are a copy where they differ from the run's."""
         update: dict[str, Any] = {}
         if request.iteration < 0:
             update |= {
@@ -339,7 +328,7 @@ def _without_key(text: str, service: ChatCompletionClientBase) -> str:
 
 
 def _at(service: ChatCompletionClientBase) -> str:
-    """Name an endpoint's address, without what may be secret in it; "" if it is not known."""
+    """Name an endpoint's address, without what may be secret in it."""
     try:
         parts = urlsplit(service.service_url() or "")
         port = f":{parts.port}" if parts.port else ""
@@ -379,7 +368,6 @@ def _check(cause: BaseException) -> str:
 
 
 def _is_apart(error: BaseException) -> bool:
-    """Whether no connection was made."""
     return any(
         kind.__name__ in _NOT_CONNECTED
         for each in _causes(error)

@@ -1,8 +1,7 @@
 """Chat completion services: how one is selected, what its connector takes, and how a request is sent to it.
 
 A transport takes messages and returns the connector's response; it knows no transcript,
-budget or reply. `GenericTransport` works with every connector; a faster one falls back
-on it.
+budget or reply.
 """
 
 import hashlib
@@ -60,12 +59,8 @@ def select_service(
 ) -> tuple[ChatCompletionClientBase, PromptExecutionSettings]:
     """Select the service and the settings as the kernel does, with ``select_ai_service``.
 
-    Args:
-        kernel: Holds the services.
-        service_id: None uses the kernel's selector and the arguments' execution
-            settings.
-        arguments: Not changed, although Semantic Kernel's conversion would.
-        settings: Used instead of the arguments' execution settings.
+    ``settings`` are used instead of the arguments', which Semantic Kernel's conversion
+    would change.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such chat completion service,
@@ -155,11 +150,7 @@ def connector_settings(
     settings: PromptExecutionSettings | None,
     **update: Any,
 ) -> PromptExecutionSettings:
-    """Copy settings into the connector's own class, and update them; Semantic Kernel's own conversion changes them.
-
-    Raises:
-        InvalidOptionError: If the class does not take their values; names these.
-    """
+    """Copy settings into the connector's own class, and update them; Semantic Kernel's own conversion changes them."""
     wanted = service.get_prompt_execution_settings_class()
     if settings is None:
         return wanted()
@@ -220,7 +211,7 @@ class Connector:
     """The properties of a connector; the defaults fit OpenAI's and unknown ones, which need nothing.
 
     Attributes:
-        provider: Its provider in ``genai-prices``; "" if the list does not have it.
+        provider: Its provider in ``genai-prices``, or "".
         takes_none: Whether its requests can send the tool choice "none".
         needs_tools: Whether its provider refuses calls and results in a request that
             offers no function.
@@ -231,8 +222,7 @@ class Connector:
         ids: The ids of calls that its provider accepts, if each occurs once; None
             accepts all.
         separator: Between plugin and function in the names of calls, which it would
-            write otherwise than in functions and results; None leaves names to the
-            connector.
+            write otherwise than elsewhere; None leaves names to the connector.
         first_text: When it sends only the first text of a message; None never.
         joins: Which neighbouring messages it must join into one.
         between: What it must put between two messages.
@@ -358,7 +348,6 @@ def _as_system(message: ChatMessageContent) -> ChatMessageContent:
 def _one_system_first(
     messages: Sequence[ChatMessageContent],
 ) -> list[ChatMessageContent]:
-    """Move the system messages to the start, as one text."""
     system = [message for message in messages if message.role == _SYSTEM]
     if len(system) > 1:
         texts: list[Any] = [TextContent(text="\n\n".join(map(text_of, system)))]
@@ -388,7 +377,6 @@ def _written(
 def _sent_ids(
     calls: Iterable[FunctionCallContent], used: set[str], accepted: re.Pattern[str]
 ) -> dict[str | None, str]:
-    """Replace the ids of a batch that the provider refuses, or that were used before."""
     ids: dict[str | None, str] = {}
     for call in calls:
         own = call.id or ""
@@ -425,7 +413,6 @@ def _item(item: Any, ids: Mapping[str | None, str], connector: Connector) -> Any
 def _ordered(
     messages: Iterable[ChatMessageContent], connector: Connector
 ) -> list[ChatMessageContent]:
-    """Join messages, and put others between them; see `Connector`."""
     ordered: list[ChatMessageContent] = []
     last: AuthorRole | None = None
     for message in messages:
@@ -441,7 +428,6 @@ def _ordered(
 
 
 def _one_text(message: ChatMessageContent, connector: Connector) -> ChatMessageContent:
-    """Join the texts of a message, of which the connector would send the first only."""
     if not connector.first_text:
         return message
     if connector.first_text == "without_images" and any(
@@ -465,9 +451,7 @@ class ChatRequest:
 
     Attributes:
         messages: The same list while messages are only appended, else a new one.
-        last: Sent instead of the newest message, in this request only; None sends the
-            newest message.
-        settings: Not to be changed; their behaviour is for the run.
+        last: Sent instead of the newest message, in this request only.
         choice: The tool choice if functions are offered, else None.
         offered: The functions, with the caller's own schemas; None if there are none.
     """
@@ -519,7 +503,6 @@ class GenericTransport:
                         yield chunk
 
     def _given(self, request: ChatRequest) -> dict[str, Any]:
-        """Convert a request to the arguments of the connector's methods."""
         behavior = None
         if request.choice is not None and (tools := request.offered) is not None:
             behavior = RequestBehavior.of(
@@ -541,11 +524,7 @@ def request_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a connector's methods for one request, as it and its provider take them.
 
-    A history that needs no change is passed on itself; see `sent`. The settings are
-    copied, with this behaviour.
-
-    Raises:
-        InvalidOptionError: If the connector does not take the settings.
+    A history that needs no change is passed on itself; see `sent`.
     """
     connector = connector_of(service)
     messages = sent(history.messages, connector)

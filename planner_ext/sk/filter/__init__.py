@@ -5,8 +5,7 @@ Promises
     - Without an approver the loop ends; `ApprovalFilter.resume` decides what waits in the history.
     - In a run of this package the run's own gate asks it, and one approval is one start.
 
-Takes Semantic Kernel's filter context, and a history. Never loops, and never makes a
-request.
+Never loops, and never makes a request.
 
     approval_filter   the filter
     waiting_results   placeholder results of calls that wait

@@ -110,8 +110,7 @@ class ApprovalFilter(CallFilter):
     With an approver the request is held open while the person decides; after
     ``timeout`` the call is refused. Without one the call is answered "waits for
     approval" and the loop ends (under ``auto_function_invocation``; elsewhere the call
-    is refused). `pending` lists such calls, `resume` runs or refuses them, and asks the
-    filters behind this one, too.
+    is refused); see `pending` and `resume`.
 
     An approval is bound: if a later filter changes the function or an argument, the
     function does not run. It is one start: a further ``next`` of an inner filter gives
@@ -123,11 +122,10 @@ class ApprovalFilter(CallFilter):
     waits as the run's own.
 
     For rules with ``after``, earlier calls are those in the chat history, without those
-    of the call's own reply, and those that a run of this package made inside them.
-    Calls of a compacted history, and those inside functions of the stock loop, are not
-    known. A call without a history, invoked directly or seen under
-    ``function_invocation`` alone, matches every such rule, except inside a run of this
-    package.
+    of the call's own reply, and those that a run of this package made inside them; not
+    those of a compacted history or inside functions of the stock loop. A call without a
+    history, as under ``function_invocation`` alone, matches every such rule, except
+    inside a run of this package.
 
     Semantic Kernel starts the calls of a batch together, so a safe sibling may run
     before a risky call is decided. It passes the kernel, the service and the
@@ -224,7 +222,6 @@ class ApprovalFilter(CallFilter):
     async def _run(
         self, context: Any, next: Next, call: ToolCall, reviewed: Reviewed
     ) -> None:
-        """Run a call with the arguments that were decided on; an approval binds it."""
         tool = tool_of(context.function)
         binds = reviewed.decision is not None
         given = call.arguments if reviewed.arguments is None else reviewed.arguments
@@ -300,19 +297,17 @@ class ApprovalFilter(CallFilter):
     ) -> tuple[ToolCall, ...]:
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
-        While a function runs, its result in the history says that it is in doubt:
-        neither a second `resume` nor one after a cancellation runs it again. Calls that
-        were not started then wait again.
+        While a function runs, its result in the history says that it is in doubt: no
+        later `resume` runs it again. Calls that were not started then wait again.
 
         Args:
             kernel: Whose functions run, through its function-invocation filters.
             history: Is changed; can be sent again when no call waits any more. What
-                user and assistant said before the call must stand as it did when the
-                call was asked about.
+                user and assistant said before the call must stand as when it was asked
+                about.
             decisions: By the call's id or fingerprint; all are taken, or none. Where an
                 id waits twice, the fingerprint is needed, as the key or in the
-                `Approve`. A key that is one call's fingerprint and another one's id
-                means the fingerprint.
+                `Approve`; it wins over another call's id.
             arguments: The application's arguments for the functions.
 
         Returns:
@@ -416,7 +411,6 @@ class ApprovalFilter(CallFilter):
     async def _carry_out(
         self, kernel: Kernel, decided: DecidedCall, arguments: KernelArguments | None
     ) -> str:
-        """Run an approved call, and return its result as the model reads it."""
         pending = decided.waiting.pending
         function = decided.function
         assert function is not None, "an approved call has its function"
@@ -486,7 +480,6 @@ async def _always() -> bool:
 
 
 async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
-    """Run the rest of the filters, with a guard behind the last one; see `CallGuard`."""
     function: KernelFunction = context.function
     if not isinstance(context, AutoFunctionInvocationContext):
 
@@ -515,7 +508,6 @@ async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
 def _described(
     context: AutoFunctionInvocationContext | FunctionInvocationContext, *, in_run: bool
 ) -> ToolCall | InvalidArguments:
-    """Describe a call of a stock kernel: the function that will run, and its converted arguments."""
     content = (
         context.function_call_content
         if isinstance(context, AutoFunctionInvocationContext)
@@ -571,7 +563,6 @@ def _refusal(reason: str) -> str:
 
 
 def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
-    """Put a text in place of the function's result, which the kinds of context name differently."""
     result = FunctionResult(
         function=context.function.metadata, value=text, metadata=dict(metadata or {})
     )

@@ -85,12 +85,7 @@ def decided_calls(
     decisions: Mapping[str, Decision],
     taken: Container[str],
 ) -> list[DecidedCall]:
-    """Find the waiting call of each decision, by its id or fingerprint, and check that all can be taken.
-
-    Raises:
-        DecisionRefusedError: If one cannot be taken, or was taken before, naming the
-            call.
-    """
+    """Find the waiting call of each decision, by id or fingerprint; refuse all if one cannot be taken."""
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
     for name, decision in decisions.items():
@@ -330,11 +325,7 @@ def replace_result(
     before: FunctionResultContent,
     after: FunctionResultContent | str,
 ) -> FunctionResultContent:
-    """Replace a result that is found by identity.
-
-    Raises:
-        KeyError: If it is no longer in the history.
-    """
+    """Replace a result that is found by identity; raises KeyError if it is gone."""
     if isinstance(after, str):
         after = FunctionResultContent(id=before.id, name=before.name, result=after)
     for place, message in enumerate(history.messages):

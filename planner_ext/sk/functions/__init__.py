@@ -6,8 +6,8 @@ Promises
     - A synchronous function does not block the event loop, and its exception stays in its call.
     - A call runs as it was decided, however many filters surround it, and every result becomes a text.
 
-Takes a kernel, a function and a model's text. Never decides whether a call may run,
-never counts, and knows neither the run nor its budget.
+Never decides whether a call may run, never counts, and knows neither the run nor its
+budget.
 
     toolset      the functions on offer, and the arguments of a call as JSON values
     conversion   a model's arguments, converted once to their parameters' types

@@ -3,8 +3,8 @@
 The result is JSON; Semantic Kernel's own conversion (``_parse_parameter``) does not
 change its meaning, a second conversion changes nothing, and the spellings of one value
 have one digest. A number that its type takes stays as written: 7.0 and 7 are equal to a
-condition and a digest. Of the application, only pydantic models and dataclasses run.
-Must not know the call or the function.
+digest. Of the application, only pydantic models and dataclasses run. Must not know the
+call or the function.
 """
 
 import inspect
@@ -222,7 +222,6 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
 
 
 def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Convert to the parts of a standard object, a dataclass or a typed dict; see `_to_model`."""
 
     def made(data: Any) -> Any:
         return (
@@ -253,11 +252,7 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
 
 
 def check_exponents(kind: type[Any], value: Any) -> None:
-    """Refuse a text that an exact number, or a model that may have fractions, would need too many digits for.
-
-    Raises:
-        UnfitError: If an exponent in it is over `MAX_EXPONENT`.
-    """
+    """Refuse a text of which a number, or a model's fraction, has an exponent over `MAX_EXPONENT`."""
     if not (issubclass(kind, Number) or _holds_fractions(kind)):
         return
     waiting = [value]
@@ -294,7 +289,6 @@ def _finite(value: Any, written: Any) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """Write a value that pydantic read as JSON, each value in one way."""
     match value:
         case Enum():
             return _written(value.value)
@@ -320,7 +314,6 @@ def _written(value: Any) -> Any:
 
 
 def _decimal(value: Decimal) -> str:
-    """Write a decimal without the zeros that mean nothing."""
     if not value.is_finite():
         return str(value)
     exact = Context(prec=len(value.as_tuple().digits), Emin=MIN_EMIN, Emax=MAX_EMAX)
@@ -428,7 +421,6 @@ class Parameter:
     Attributes:
         types: JSON schema types, without "null"; () accepts every value as it is.
         values: The values of an enumeration, or None.
-        nullable: Whether null is accepted.
         drops_null: Whether null must be passed by omission, as Semantic Kernel makes
             ``"None"`` of it.
         kind: The annotated type; None if only a schema is known, to whose types near
@@ -486,7 +478,7 @@ class Parameter:
 def parameter_of(
     declared: KernelParameterMetadata, *, of_method: bool, of_prompt: bool
 ) -> Parameter:
-    """Work out what a model may give for a parameter of a method, a prompt or another function."""
+    """Work out what a model may give for a declared parameter."""
     schema = declared.schema_data or {}
     listed: Any = schema.get("type") or ()
     names = (listed,) if isinstance(listed, str) else tuple(str(one) for one in listed)
@@ -535,10 +527,10 @@ def parameter_of(
 
 
 def convertible_type(declared: Any) -> Any:
-    """Return the type that Semantic Kernel can convert to, where it kept one that it cannot.
+    """Return the type that Semantic Kernel can convert to: it keeps some that it cannot.
 
-    It keeps ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, and calls
-    them like a class.
+    These are ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, called
+    like a class.
     """
     origin = get_origin(declared)
     if origin in (Union, UnionType):

@@ -88,13 +88,12 @@ class ToolExecution:
             auto-function-invocation filters, which may wait for a person. Then it is
             cancelled, the model reads that it did not answer in time and that its
             effect is not known, and the run continues. One that does not end within a
-            second of its cancellation is left behind. None leaves only the run's own
-            (``deadline``, ``max_active_seconds``).
+            second is left behind. None leaves only the run's own (``deadline``,
+            ``max_active_seconds``).
         on_error: What follows when a function raises: ``"report"`` tells the model,
             ``"raise"`` ends the run with ``ToolExecutionError`` when all calls of the
             batch have ended. ``SystemExit`` and any exception in a thread count. An
-            interrupt or a close on the event loop itself passes, and leaves the call in
-            doubt.
+            interrupt on the event loop itself passes, and leaves the call in doubt.
         include_error_detail: Whether the model also reads type and message of a
             function's exception, which may hold paths, hosts or keys.
         stop_on_unknown_function: Whether a call of a function that was not offered ends
@@ -173,16 +172,13 @@ def _require(field: str, fits: bool, expected: str, seen: object) -> None:
 def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFunction:
     """Return the function to invoke for a kernel's own: the same one, or a copy of the same class, name and metadata.
 
-    The copy is needed where Semantic Kernel would
+    It is a copy where Semantic Kernel would
 
     - run a synchronous method on the event loop,
-    - fail to convert an argument annotated ``Annotated[Optional[X], ...]`` or
-      ``Literal["x"]``,
+    - fail to convert ``Annotated[Optional[X], ...]`` or ``Literal["x"]``,
     - omit an argument ``p: X | None`` that the model omitted and Python requires,
-    - fill in the kernel, the service or the application's arguments for a parameter
-      that only a schema names so,
-    - or fail to pass a keyword that has the name of a bound parameter, as for an MCP
-      tool's.
+    - fill in a parameter that only a schema names so: kernel, service, arguments,
+    - or fail to pass a keyword that has the name of a bound parameter (MCP tools).
     """
     if not isinstance(function, KernelFunctionFromMethod):
         return function
@@ -208,7 +204,7 @@ def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFu
 
 
 def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
-    """Copy a function that takes `Tool.unasked` from its arguments; Semantic Kernel gathers only the others."""
+    """Copy a function that takes `Tool.unasked` from its arguments, which Semantic Kernel does not gather."""
     names = tool.unasked & tool.parameters.keys()
     others = [one for one in function.parameters if one.name not in tool.unasked]
     gathering = function.model_copy(
@@ -235,7 +231,7 @@ def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
 
 
 def _taking_keywords(method: Callable[..., Any], names: Set[str]) -> Callable[..., Any]:
-    """Copy a method so that its ``**kwargs`` take keywords of names that it has bound."""
+    """Copy a method so that its ``**kwargs`` take names that it has bound."""
     called: Any = getattr(method, "func", method)  # of a partial
     given: tuple[Any, ...] = getattr(method, "args", ())
     keywords: dict[str, Any] = getattr(method, "keywords", {})
@@ -341,7 +337,6 @@ def invoked(
 
 
 def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
-    """Whether a filter or meter sees this invocation, or a method is not the class's."""
     listed: Any = kernel  # its lists of filters are typed in part only
     return bool(
         listed.function_invocation_filters
@@ -353,7 +348,6 @@ def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
 
 
 def _is_stock(kind: type, members: Mapping[str, str]) -> bool:
-    """Whether methods are Semantic Kernel's own, with the sources on record."""
     from planner_ext.sk.members import is_own  # noqa: PLC0415  (loaded by the first call of a function)
 
     return all(
@@ -377,8 +371,8 @@ def result_text(value: Any) -> str:
 
     A string is itself and None is "". Messages and contents are their text, a list of
     them one below the other. Everything else is compact JSON as pydantic writes it:
-    not-a-number and the infinities are null, bytes are text or base64, and an object
-    unknown to pydantic is its ``str``.
+    not-a-number and infinities are null, bytes are text or base64, an unknown object is
+    its ``str``.
     """
     try:
         return sendable(_text(value))
@@ -477,12 +471,11 @@ class CallGuard:
     may not run the function gets the outcome of the last run.
 
     Attributes:
-        name: The function, for messages.
         unchanged: Whether arguments are still those that were decided on; None if they
             may change.
         binds: Whether nothing runs with other arguments.
-        restart: Records another start before it happens, and returns whether it may
-            happen; None allows one start.
+        restart: Records another start, and returns whether it may happen; None allows
+            one.
         decided: The approval filters that do not decide the call again.
         each_once: Whether such a filter decides again where its call passes again.
     """
@@ -506,7 +499,7 @@ class CallGuard:
         self._decided = list(self.decided)
 
     def end(self) -> None:
-        """Let nothing run from now on: the call has its result."""
+        """Let nothing run from now on."""
         self._ended = True
 
     def guarding(self, function: KernelFunction) -> KernelFunction:
@@ -552,7 +545,6 @@ class CallGuard:
             ApprovedArgumentsChangedError: If the context is another function's, or the
                 approved arguments changed.
             NotRunAgainError: If the call has ended, or was cancelled while it ran.
-            BaseException: What the work raises.
         """
         if context.function is not function:
             raise ApprovedArgumentsChangedError(self.name)
@@ -584,7 +576,6 @@ class CallGuard:
 
     @property
     def _once(self) -> str:
-        """Why a further ``next`` runs nothing, for the log."""
         if self.restart is None:
             return (
                 "A filter called next again for %s, and the function was not run again: one decision is one start. The "
@@ -622,7 +613,7 @@ def guard_of(value: object) -> CallGuard | None:
 def in_place(
     next: Next, function: KernelFunction, target: KernelFunction, *, streaming: bool
 ) -> Next:
-    """Replace what runs behind the last filter by another copy of the function; its guard stays."""
+    """Replace what runs behind the last filter by another copy of the function."""
     private: Any = target
     run: Next = (
         private._invoke_internal_stream if streaming else private._invoke_internal
@@ -633,7 +624,7 @@ def in_place(
 
 
 def behind_filters(next: Next, last: Callable[[Next], Next]) -> Next:
-    """Wrap the innermost step of a stack of filters, which Semantic Kernel makes of partials of ``(context, next)``."""
+    """Wrap the innermost of a stack of filters, which Semantic Kernel makes of partials of ``(context, next)``."""
     outer: Any = next
     if not isinstance(outer, partial) or "next" not in outer.keywords:
         return last(next)

@@ -24,13 +24,13 @@ class Question:
     Attributes:
         text: The question; for a plain reply, its whole text.
         goal: The run's goal; "" for a service, which only has a history.
-        chat_history: A copy of the run's messages so far. It ends with the plain reply;
-            a call that asks is omitted.
+        chat_history: A copy of the messages so far. It ends with the plain reply; a
+            call that asks is omitted.
         by_function: True if the model called ``UserInteraction-AskUser``.
         iteration: The 0-based iteration of the question.
         clarifications: How many questions of the run were answered before.
-        trips_left: How many requests the clarifier may spend; one is kept to use the
-            answer. None if unlimited.
+        trips_left: Requests that the clarifier may spend, beside one to use the answer.
+            None if unlimited.
     """
 
     text: str
@@ -77,12 +77,7 @@ class AskedClarifier:
         return getattr(self.clarifier, "is_model", False) is True
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
-        """Ask the clarifier.
-
-        Raises:
-            PlannerException: If the answer has another type.
-            Exception: Anything that the clarifier raises.
-        """
+        """Ask the clarifier; raises what it raises, and for an answer of another type."""
         question = Question(
             text=request.question,
             goal=state.goal,
@@ -104,7 +99,6 @@ class AskedClarifier:
 
 
 def _is_sound(given: Clarification) -> bool:
-    """Whether the fields have the types that they declare."""
     values: list[tuple[object, Any]] = [
         (given.text, str | None),
         (given.by, str),

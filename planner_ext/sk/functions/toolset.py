@@ -1,7 +1,7 @@
 """The kernel functions that a request offers, the description of each, and the arguments that a model may pass to it.
 
-Accepted arguments are JSON values of visible parameters; others are answered by a
-message that a model can act on. Must not know the application's arguments.
+Accepted arguments are JSON values; others are answered by a message that a model can
+act on. Must not know the application's arguments.
 """
 
 import inspect
@@ -126,11 +126,11 @@ class RequestBehavior(FunctionChoiceBehavior):
             written.tools = [*(written.tools or ()), *self.schemas]
 
     def get_config(self, kernel: Kernel) -> FunctionCallChoiceConfiguration:  # noqa: ARG002  (the signature of the base class)
-        """Answer the connector's question which functions there are."""
+        """Return the offered functions."""
         return FunctionCallChoiceConfiguration(available_functions=self.offered)
 
     def __deepcopy__(self, memo: Any = None) -> Self:
-        """Share: settings are deep-copied on each request, and nothing here changes."""
+        """Share: settings are deep-copied on each request."""
         return self
 
 
@@ -154,14 +154,10 @@ class ToolSet:
         own: Sequence[KernelFunction] = (),
         select: Select | None = None,
     ) -> None:
-        """Bind the offer to a kernel.
+        """Bind the offer to a kernel; ``settings`` may have tool schemas that the caller runs itself.
 
-        Args:
-            kernel: Its functions are offered; read again at each `refresh`.
-            behavior: Narrows them; None offers only ``own``.
-            settings: Their tool schemas name functions that the caller runs itself.
-            own: The planner's own functions, offered beside the kernel's.
-            select: Narrows the kernel's functions further.
+        Without a ``behavior`` only the planner's ``own`` functions are offered;
+        ``select`` narrows the kernel's.
         """
         self._kernel = kernel
         self._behavior = behavior
@@ -217,11 +213,7 @@ class ToolSet:
         ]
 
     def reserve_reading(self) -> None:
-        """Refuse a kernel that has a function with the name of the one that reads on in a result.
-
-        Raises:
-            InvalidOptionError: With the way out.
-        """
+        """Refuse a kernel that has a function with the name of the one that reads on in a result."""
         if not self.reads and READ_RESULT in self.functions:
             raise InvalidOptionError(
                 f"The kernel has a function {READ_RESULT!r}, which is the name of the one with which the model reads "
@@ -293,7 +285,6 @@ class Tool:
     """A kernel function as its declaration describes it; see `tool_of`.
 
     Attributes:
-        name: Its fully qualified name.
         parameters: Those that the model may give, by name.
         required: Those that it must give.
         injected: Those that the run fills, of a function marked with `effect`.
@@ -303,13 +294,13 @@ class Tool:
             names. Semantic Kernel would fill them in, too; see ``execution.runnable``.
         loose: Those of ``parameters`` that the signature does not name; the
             application's arguments are not meant for them.
-        refusal: Why the function cannot be called, for the model; "" for one that can.
+        refusal: Why the function cannot be called, for the model, or "".
         absent: None for each parameter that the model may omit and Python requires.
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
         signature: ``name=digest`` of each declared parameter, joined by commas: of
             type, schema and default, not of descriptions.
-        schema: JSON text of its parameters' schema; "" if that is not JSON.
-        offer: JSON text of the function in a request to OpenAI; "" if that is not JSON.
+        schema, offer: JSON text of the parameters, and of the function in a request to
+            OpenAI; "" if that is not JSON.
         blocks: Whether it is synchronous, so that it would block the event loop.
         restarts: Whether its call may start again, as declared by `effect`.
         asks_model: Whether it may ask a model: a prompt, an agent, or a function that
@@ -349,7 +340,7 @@ class Tool:
     def put(
         self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]
     ) -> None:
-        """Put converted values among a function's arguments, without nulls that are passed by omission."""
+        """Put converted values among the arguments, without nulls that are passed by omission."""
         for name in self.loose.difference(given):
             arguments.pop(name, None)
         for name, value in given.items():
@@ -486,7 +477,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
 
 
 def agent_of(method: Any) -> Any:
-    """Find Semantic Kernel's agent behind a function: in the closure that agents make, or bound; or None."""
+    """Find Semantic Kernel's agent behind a function, in a closure or bound; or None."""
     agents = sys.modules.get("semantic_kernel.agents.agent")
     if agents is None:
         return None
@@ -541,7 +532,6 @@ def _refusal(function: KernelFunction) -> str:
 
 
 def _document_names(operation: Any) -> Iterator[str]:
-    """List the names of an OpenAPI operation's parameters and payload."""
     yield from (str(one.name) for one in getattr(operation, "parameters", None) or ())
     if (body := getattr(operation, "request_body", None)) is not None:
         yield from (
@@ -552,7 +542,7 @@ def _document_names(operation: Any) -> Iterator[str]:
 
 
 def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
-    """List the names of properties, alone and with their path: the plugin's settings select one form."""
+    """List properties' names, alone and with their path: the plugin's settings select one form."""
     for one in properties:
         if one.properties:
             yield from _payload_names(one.properties, f"{prefix}{one.name}.")
@@ -637,7 +627,7 @@ def _undescribed(schema: Any) -> Any:
 def parse_edited(
     arguments: Mapping[str, Any], tool: Tool
 ) -> dict[str, Any] | InvalidArguments:
-    """Check and convert the arguments of an `Approve` as those of a call; or return what is wrong."""
+    """Check and convert the arguments of an `Approve` as those of a call."""
     try:
         return convert_arguments(parse_object(edited_text(arguments)), tool)
     except ValueError as error:
@@ -648,10 +638,6 @@ def convert_arguments(
     given: dict[str, Any] | InvalidArguments, tool: Tool
 ) -> dict[str, Any] | InvalidArguments:
     """Check the arguments of one call, and convert each to its parameter's type.
-
-    Args:
-        given: JSON values by name, or what `parse_object` found wrong.
-        tool: The function.
 
     Returns:
         The arguments in the order given: the same dict where nothing had to be
@@ -683,7 +669,6 @@ def convert_arguments(
 def _invalid(
     given: Mapping[str, Any], tool: Tool, unfit: Sequence[str]
 ) -> InvalidArguments:
-    """Tell the model what is wrong with its arguments, and which ones the function takes."""
     by_name = tool.parameters
     unknown = [name for name in given if name not in by_name]
     problems = [
@@ -713,7 +698,7 @@ def _invalid(
 def conversion_problem(
     error: BaseException, tool: Tool, given: Mapping[str, Any]
 ) -> str | None:
-    """Tell the model which of the arguments it gave Semantic Kernel could not convert; None for another error."""
+    """Tell the model which argument Semantic Kernel could not convert; None for another error."""
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
         return None
@@ -726,7 +711,7 @@ def conversion_problem(
 
 
 def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | None:
-    """Find the parameter that Semantic Kernel could not convert, by where the error was raised; or None."""
+    """Find the parameter that Semantic Kernel could not convert, by where it raised; or None."""
     place = (
         error.__traceback__ if isinstance(error, FunctionExecutionException) else None
     )

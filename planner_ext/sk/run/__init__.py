@@ -5,16 +5,16 @@ Promises
     - A decision is taken once, by a person who may decide, on the call that was shown; all of a resume, or none.
     - Every expected end is a value, whichever door it leaves by.
 
-Takes a kernel, options and a history or checkpoint. Returns an engine to drive, and its
-outcome. Never loops: the only loop is `planner_ext.engine.engine`.
+Takes a kernel, options and a history or checkpoint. Never loops: the only loop is
+`planner_ext.engine.engine`.
 
     options     the options of every door: declared, checked, merged
-    context     kernel, connector, options and functions of one run, put together
+    context     kernel, connector, options and functions of one run
     tools       a call is resolved, checked and run, for the engine
     behavior    `BoundedFunctionChoiceBehavior`
     resume      a journal continues: checks, and decisions as facts
     iteration   the callback after each batch
     prompts     what the planner writes to the model
-    outcome     how a run ended, as a message with metadata or an error
+    outcome     how a run ended, as a message or an error
     service     a request to the service, as a run
 """

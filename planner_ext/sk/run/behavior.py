@@ -65,28 +65,26 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     answer. In Semantic Kernel's loop a streamed request stops after the k-th round
     without an answer.
 
-    Without a bound it is that of Semantic Kernel's ``Auto()``, 5. Of both bounds, the
-    smaller one holds; 0 or less for ``maximum_auto_invoke_attempts`` is manual.
-    Assigning ``maximum_use_attempts`` replaces the bound and switches automatic
-    invocation on; assigning ``maximum_auto_invoke_attempts`` can only tighten it.
-    ``auto_invoke_kernel_functions`` switches and keeps the bound.
+    Of both bounds the smaller one holds; without one it is that of Semantic Kernel's
+    ``Auto()``, 5. Assigning ``maximum_use_attempts`` replaces the bound and switches
+    automatic invocation on; assigning ``maximum_auto_invoke_attempts`` can only tighten
+    it. ``auto_invoke_kernel_functions`` switches and keeps the bound.
 
     Copies share the callback; ``model_dump``, ``model_dump_json`` and the JSON schema
     exclude it.
 
     Attributes:
-        maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is
-            unlimited, and must be given as such.
+        maximum_use_attempts: The bound, 1 or more; None is unlimited, and must be given
+            as such.
         pre_invoke_callback: Called before each call, see ``PreInvokeCallback``; sync or
             async. False refuses the call, True leaves it to the other controls.
             Semantic Kernel's own loop ignores it.
-        maximum_auto_invoke_attempts: The same bound for Semantic Kernel's loop: 0 is
+        maximum_auto_invoke_attempts: The same for Semantic Kernel's loop: 0 or less is
             manual, ``UNLIMITED_ATTEMPTS`` is no bound.
 
     Raises:
-        PlannerInvalidConfigurationError: If a bound is not a whole number or
-            ``maximum_use_attempts`` is below 1, the callback is not callable, or a
-            field is unknown.
+        PlannerInvalidConfigurationError: If a bound is invalid, the callback is not
+            callable, or a field is unknown.
     """
 
     maximum_auto_invoke_attempts: int = UNLIMITED_ATTEMPTS
@@ -123,9 +121,9 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
-            maximum_use_attempts: Tool rounds of one chat request, 1 or more. The
-                default is ``maximum_auto_invoke_attempts`` if given, otherwise 5, as
-                for Semantic Kernel's ``Auto()``. None is unlimited.
+            maximum_use_attempts: The default is ``maximum_auto_invoke_attempts`` if
+                given, otherwise 5, as for Semantic Kernel's ``Auto()``. None is
+                unlimited.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
             **kwargs: Other fields of the behaviour.
@@ -157,11 +155,10 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: As of `Auto`.
-            maximum_use_attempts: Tool rounds, each of them forced, as of `Auto`; the
-                default is 1.
-            pre_invoke_callback: Called before each call, by our loop only.
+            maximum_use_attempts: Each of them forced; the default is 1.
+            pre_invoke_callback: As of `Auto`.
             filters: As of `Auto`.
-            **kwargs: Other fields of the behaviour.
+            **kwargs: As of `Auto`.
 
         Raises:
             PlannerInvalidConfigurationError: As for the class.
@@ -192,9 +189,9 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
         Args:
             maximum_use_attempts: Tool rounds if the model calls functions anyway; None
                 runs none of them.
-            pre_invoke_callback: Called before each call, by our loop only.
+            pre_invoke_callback: As of `Auto`.
             filters: The functions to show; None shows all.
-            **kwargs: Other fields of the behaviour.
+            **kwargs: As of `Auto`.
 
         Raises:
             PlannerInvalidConfigurationError: As for the class.

@@ -269,7 +269,6 @@ class RunContext:
         return self.chat.meter.tokens_of(text)
 
     def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:
-        """Take a new budget, if one was set, and count and price the further requests as it needs."""
         options = self.options
         if (new := handle.take()) is None:
             return None
@@ -296,10 +295,7 @@ class RunContext:
     async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         """Record the first new facts, and run an engine to its next pause or end.
 
-        Raises:
-            ToolExecutionError: If a function failed and the execution is set to raise.
-            LimitReachedError: If the budget of the run around is used up.
-            BaseException: On a fault or a cancellation, with history and checkpoint.
+        Every exception has the history and a checkpoint.
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
@@ -364,21 +360,18 @@ def prepare(
         options: The door's, merged with those of the services around the connector.
         arguments: The application's.
         streaming: Whether requests are streamed.
-        parent: The run inside whose function this run starts, or None.
+        parent: The run inside whose function this run starts.
         wrap: Charges the services that functions find.
         stop: Ends the run from outside; None is that of ``parent``.
         store: Keeps the journal.
         select: Narrows the functions that the settings' behaviour offers.
-        final_answer: The function that sends the answer, if offered.
-        ask_user: The function that asks the user, if offered.
+        final_answer: The planner's own function, if offered.
+        ask_user: The planner's own function, if offered.
         max_completion_tokens: Of each reply; None and 0 leave the settings as they are.
         plan_settings: The settings in which the plan request differs.
         form: The form of the answer.
         prompts: Makes the planner's prompts, given the functions that are offered.
         planner: Makes the run; not offered inside it.
-
-    Raises:
-        PlannerInvalidConfigurationError: If these do not fit together.
     """
     sent = connector_settings(service, settings)
     if max_completion_tokens:
@@ -498,7 +491,6 @@ def _merged(
     tape: Tape | None,
     filters: Sequence[CallFilter],
 ) -> CheckedOptions:
-    """Add what the run around, the behaviour, the tape and the kernel's filters set."""
     if parent is not None:
         options = options.inside(parent)
     changes: dict[str, Any] = {}
@@ -515,7 +507,6 @@ def _merged(
 
 
 def _check_names(options: CheckedOptions, kernel: Kernel, tools: ToolSet) -> None:
-    """Refuse options that name functions which are not there."""
     counted = options.budget.max_calls_per_function
     timeout = options.execution.timeout
     if counted and (unknown := sorted(counted.keys() - tools.functions.keys())):
@@ -543,10 +534,7 @@ def _invocation(
 
 
 def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
-    """List the functions of a kernel if nothing can decide their calls: no policy, interceptor, callback or mark.
-
-    A service of the kernel that makes runs itself has its own say.
-    """
+    """List the functions of a kernel if nothing can decide their calls; services that make runs themselves can."""
     inner: list[Any] = [
         getattr(service, "options", None) for service in kernel.services.values()
     ]
@@ -648,7 +636,6 @@ _COMPLETION_LIMITS = (
 def _with_completion_limit(
     settings: PromptExecutionSettings, limit: int
 ) -> PromptExecutionSettings:
-    """Limit a reply's tokens, in the field that the connector's settings have for it."""
     kind = type(settings)
     name = next(
         (name for name in _COMPLETION_LIMITS if name in kind.model_fields), None
@@ -664,11 +651,7 @@ def _with_completion_limit(
 def check_service(
     service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet
 ) -> None:
-    """Refuse a connector or settings that cannot offer functions.
-
-    Raises:
-        InvalidSettingsError: With the way out.
-    """
+    """Refuse a connector or settings that cannot offer functions."""
     if not tools.available:
         return
     name = f"{type(service).__name__} {service.service_id!r}"
@@ -705,11 +688,7 @@ def checked_messages(
     on_invalid_history: Literal["refuse", "repair"],
     kernel: Kernel,
 ) -> list[ChatMessageContent]:
-    """Return a history that may be sent, repaired on request; each result becomes a separate message.
-
-    Raises:
-        InvalidHistoryError: If it is invalid, and repair was not requested.
-    """
+    """Return a history that may be sent, refused or repaired; each result becomes a separate message."""
     offered = FunctionNames(kernel)
     if on_invalid_history == "repair":
         return one_result_each(repair_history(messages, offered))
@@ -729,11 +708,7 @@ def function_names(kernel: Kernel) -> set[str]:
 def refuse_unknown(
     option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()
 ) -> None:
-    """Refuse the names in an option that are neither ``there`` nor, unlisted in the error, accepted ``also``.
-
-    Raises:
-        InvalidOptionError: Naming the option, the unknown names, and the existing ones.
-    """
+    """Refuse the names in an option that are neither ``there`` nor, unlisted in the error, accepted ``also``."""
     if unknown := sorted(set(given) - there - also):
         known = sorted(there)
         more = len(there) - _MOST_NAMES

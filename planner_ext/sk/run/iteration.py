@@ -63,11 +63,7 @@ class IterationCompletedHook:
     )
 
     async def completed(self, state: State) -> Mapping[str, Any]:
-        """Call the callback and return what it asked for: a termination, changed messages, or neither.
-
-        Raises:
-            InvalidHistoryError: If it left messages that servers refuse.
-        """
+        """Call the callback and return what it asked for: a termination, changed messages, or neither."""
         before = tuple(self.messages(state.transcript))
         shown = self._copies(before)
         context = FunctionInvocationIterationContext(
@@ -132,7 +128,6 @@ def _copy(message: ChatMessageContent) -> ChatMessageContent:
 def _messages_in(
     context: FunctionInvocationIterationContext,
 ) -> Sequence[ChatMessageContent]:
-    """Return the messages that a callback left; raise InvalidHistoryError for anything else."""
     left: Any = context.messages
     if isinstance(left, list | tuple) and all(
         isinstance(each, ChatMessageContent) for each in cast("list[Any]", left)
@@ -149,7 +144,6 @@ def _unchanged_as_they_were(
     shown: Sequence[ChatMessageContent],
     before: Sequence[ChatMessageContent],
 ) -> tuple[ChatMessageContent, ...]:
-    """Replace each unchanged copy by its original."""
     originals = {id(copy): message for copy, message in zip(shown, before, strict=True)}
     return tuple(
         originals[id(m)] if id(m) in originals and m == originals[id(m)] else m

@@ -74,19 +74,11 @@ class CheckedClock:
         self._latest = -math.inf
 
     def now(self) -> float:
-        """Return the seconds since the epoch.
-
-        Raises:
-            InvalidOptionError: If it is not a finite number.
-        """
+        """Return the seconds since the epoch, a finite number."""
         return _seconds("now", self._clock.now())
 
     def monotonic(self) -> float:
-        """Return seconds that never go back.
-
-        Raises:
-            InvalidOptionError: If it is not a finite number.
-        """
+        """Return seconds that never go back, a finite number."""
         self._latest = max(self._latest, _seconds("monotonic", self._clock.monotonic()))
         return self._latest
 
@@ -239,8 +231,8 @@ class RunOptions(TypedDict, total=False):
             first request, for 0 tokens or, if that raises, one sent and one received. A
             later invalid price raises `InvalidPriceError`. None uses the list of
             ``genai-prices`` (extra ``prices``) if there is a ``max_cost``, and else
-            counts no cost. Runs inside functions use their own price, or the nearest
-            one around them. It is never stored: resuming needs it again.
+            counts no cost. Runs inside functions use their own, or the nearest one
+            around them. It is never stored: resuming needs it again.
         execution: How functions are run.
         approval: What happens to calls that no interceptor decided, that were denied,
             and that wait.
@@ -252,9 +244,8 @@ class RunOptions(TypedDict, total=False):
         approver: Asks a person at once about a deferred call: a function, async or not,
             of the `ToolCall` with the question as its ``prompt``. After the question's
             ``expires_in``, and if it raises, the call is denied; with `Defer` or None
-            the run pauses. Runs inside functions cannot pause: they use their own
-            approver, or the nearest one around them, and the person's time counts as
-            the function's.
+            the run pauses. Runs inside functions cannot pause: they use their own, or
+            the nearest one around them, and the person's time counts as the function's.
         iteration_completed: Called after the results of a batch are stored and before
             the next request.
         clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which
@@ -267,8 +258,8 @@ class RunOptions(TypedDict, total=False):
             also gets the run's `planner_ext.events.RunInfo`. Exceptions are logged and
             change nothing.
         clock: ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
-        min_iteration_time_ms: Minimum milliseconds from the start of one round trip to
-            the start of the next.
+        min_iteration_time_ms: Minimum milliseconds between the starts of two round
+            trips.
         max_prompt_tokens: Maximum tokens of a request, functions included; counted, or
             estimated. A larger one is not sent, and raises `PromptTooLargeError`. None
             and 0 mean no limit.
@@ -280,8 +271,7 @@ class RunOptions(TypedDict, total=False):
         checkpoint_key: Signs every checkpoint in results, metadata and errors
             (HMAC-SHA256); others are then refused. None uses the key of a wrapped
             `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
-            pickle holds it. A run in a store is not signed: anyone with write access to
-            the database can change it.
+            pickle holds it. A run in a store is not signed.
     """
 
     budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]
@@ -396,12 +386,7 @@ class CheckedOptions:
     def of(
         cls, taken: DecisionsTaken, **options: Unpack[RunOptions]
     ) -> "CheckedOptions":
-        """Check options, and fill in the defaults; ``taken`` is the door's memory.
-
-        Raises:
-            InvalidOptionError: If an option is invalid; names it.
-            TypeError: If there is no such option.
-        """
+        """Check options, and fill in the defaults; ``taken`` is the door's memory."""
         if unknown := options.keys() - _OPTIONS.keys():
             name = min(unknown)
             hint = "" if name in Budget.__slots__ else nearest(name, _OPTIONS)
@@ -435,13 +420,7 @@ class CheckedOptions:
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
     def inside(self, parent: ParentRun) -> "CheckedOptions":
-        """Add what the run around a nested run sets, whose account takes what that run has left.
-
-        Raises:
-            NestedRunRefusedError: If the call of the run around has ended, or that run
-                is to stop.
-            LimitReachedError: If nothing is left for a request.
-        """
+        """Add what the run around a nested run sets; refuse a run that it has nothing left for."""
         parent.check()
         if (limit := parent.tab.left().used_up()) is not None:
             raise nothing_left(limit)

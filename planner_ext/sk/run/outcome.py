@@ -39,9 +39,8 @@ PAUSED_TEXT = "This run waits for a decision."
 def waits(message: ChatMessageContent) -> bool:
     """Whether it is what an agent added to its thread for a turn that waits for a decision.
 
-    An agent puts its name on what it adds, and keeps only the text of a stream. A
-    message without a name is that of a caller who keeps the history, and who may
-    continue without the call.
+    An agent names what it adds, and keeps only the text of a stream. A message without
+    a name is of a caller who keeps the history, and may continue without the call.
     """
     if message.role != AuthorRole.ASSISTANT or message.name is None:
         return False
@@ -52,11 +51,7 @@ def waits(message: ChatMessageContent) -> bool:
 
 
 def refuse_waiting(messages: Sequence[ChatMessageContent]) -> None:
-    """Refuse a further turn of an agent whose last one waits for a decision.
-
-    Raises:
-        InvalidHistoryError: With the way out.
-    """
+    """Refuse a further turn of an agent whose last one waits for a decision."""
     last = next(
         (
             message
@@ -93,7 +88,7 @@ def chat_history(
 def final_message(
     state: State, facts: Sequence[Fact], key: SigningKey | None
 ) -> ChatMessageContent:
-    """Build the message that a chat completion service returns: an assistant message, safe to add to the history.
+    """Build the message that a service returns: an assistant message, safe to add to the history.
 
     It carries calls only if they are returned to the caller. Where a filter ended the
     run it is, as in Semantic Kernel's loop, the tool message with the results of the
@@ -147,7 +142,6 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
 
 
 def _results_of_terminated(state: State, facts: Sequence[Fact]) -> list[Any]:
-    """Return the results of the batch in which a filter set ``terminate``; else none."""
     if state.ended is None or state.ended.status != "stopped":
         return []
     ends = range(len(facts) - 1, -1, -1)
@@ -204,11 +198,7 @@ def _usage_in(message: Message) -> Any:
 
 
 def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
-    """Raise for a run that a limit ended, if its budget says ``on_limit="raise"``.
-
-    Raises:
-        LimitReachedError: With the history and the usage.
-    """
+    """Raise `LimitReachedError` for a run that a limit ended, under ``on_limit="raise"``."""
     ended = state.ended
     if (
         state.rules.limits.on_limit == "raise"

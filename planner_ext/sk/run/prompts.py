@@ -104,11 +104,7 @@ class Templates:
 
     @classmethod
     def read(cls, plan_yaml: str, step_prompt: str) -> "Templates":
-        """Read the YAML of a plan prompt, and the template that opens the steps.
-
-        Raises:
-            PlannerInvalidConfigurationError: If one is not a valid prompt template.
-        """
+        """Read the YAML of a plan prompt, and the template that opens the steps."""
         with _template_errors(
             "get_initial_plan must return the YAML of a prompt template", plan_yaml
         ):
@@ -290,12 +286,7 @@ class ResponseForm:
         return ""
 
     def parse(self, answer: str) -> Any:
-        """Read an answer: an instance of the model, or JSON values.
-
-        Raises:
-            ValueError: If it is not in the form (pydantic's ``ValidationError`` is
-                one).
-        """
+        """Read an answer: an instance of the model, or JSON values; raises ValueError."""
         if self.model is not None:
             return _parsed_as(self.model, answer)
         from planner_ext.engine.schemas import answer_problems, read_json  # noqa: PLC0415  (for runs with a form only)
@@ -340,11 +331,7 @@ def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
 
 
 def response_form(given: object) -> ResponseForm | None:
-    """Read the option ``response_format``; None means free text.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is not a valid form.
-    """
+    """Read the option ``response_format``; None means free text."""
     if given is None:
         return None
     if isinstance(given, type) and issubclass(given, BaseModel):
@@ -394,7 +381,6 @@ def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
-    """Wrap a schema as OpenAI takes it, which restricts its name."""
     name = re.sub(r"[^0-9A-Za-z_-]+", "_", str(schema.get("title") or "answer"))[:64]
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 

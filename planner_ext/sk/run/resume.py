@@ -70,11 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_record(state: State) -> None:
-    """Refuse the record of a run that cannot continue, or whose calls contradict themselves.
-
-    Raises:
-        InvalidCheckpointError: Naming what is wrong; nothing ran.
-    """
+    """Refuse the record of a run that cannot continue, or whose calls contradict themselves."""
     if (state.phase, "Resumed") not in TRANSITIONS:
         raise InvalidCheckpointError(
             "Expected the checkpoint of a run that waits or has ended; "
@@ -88,11 +84,7 @@ def check_record(state: State) -> None:
 
 
 def check_calls(state: State) -> None:
-    """Refuse a run whose open calls contradict their message, or what was decided of them.
-
-    Raises:
-        InvalidCheckpointError: Naming the call; nothing ran.
-    """
+    """Refuse a run whose open calls contradict their message, or what was decided of them."""
     if state.batch is None:
         return
     if not is_written_as(
@@ -160,9 +152,6 @@ async def let_in(
 
     Without a hook a question with roles cannot be decided. The application vouches for
     the author of ``verified`` calls.
-
-    Raises:
-        DecisionRefusedError: If one is refused, naming the call, who decided, and why.
     """
     for call, call_id, decision in calls:
         if not isinstance(decision, Approve | Deny | Supply):
@@ -183,11 +172,7 @@ async def let_in(
 
 
 def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken.
-
-    Raises:
-        DecisionRefusedError: If they are not a mapping.
-    """
+    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken."""
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = way_out("decisions", decisions)
         raise DecisionRefusedError(
@@ -235,7 +220,6 @@ class _DecisionFacts:
     async def take(
         self, call: Call, decision: Decision, at: float
     ) -> CallDecided | Clarified:
-        """Take a decision on a call, or the answer to a question."""
         if call.decided_fact.kind == "question":
             return self._answered(call, decision, at)
         approved = call.started and call.decided_fact.approved
@@ -285,7 +269,6 @@ class _DecisionFacts:
         return Reviewed(decision=question, question=question, further=others)
 
     async def _reviewed(self, call: Call, approval: Approve) -> Reviewed:
-        """Review the edit of an approval, as if the model had made the call with it."""
         batch = self.state.batch
         fact = call.decided_fact
         assert batch is not None, "a call waits in a batch"
@@ -348,7 +331,6 @@ class _DecisionFacts:
     def _problem(
         self, call: Call, fact: CallDecided, decision: Decision, name: str
     ) -> str | None:
-        """Say why a decision cannot be taken, or None."""
         if not isinstance(decision, Approve | Deny | Supply):
             hint = way_out("decision", decision)
             return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply.{hint}"
@@ -384,7 +366,7 @@ class _DecisionFacts:
         )
 
     def _refreshed(self, call: Call, at: float) -> CallDecided | None:
-        """Ask about a call as it would run now; None if that is as asked before, or it cannot run."""
+        """Ask about a call as it would run now; None if nothing changed, or it cannot run."""
         fact = call.decided_fact
         checked = self.functions.check(call.request, call.decided_fact.edited)
         if (
@@ -450,12 +432,7 @@ def leave_behind(run_id: str) -> None:
 
 
 def refuse_late(state: State, later: str | None) -> None:
-    """Refuse to resume what is open in a conversation that continued, with a ``later`` message or another prompt.
-
-    Raises:
-        DecisionRefusedError: If something of the run is open, and a later turn
-            followed.
-    """
+    """Refuse to resume what is open in a conversation that continued, with a ``later`` message or another prompt."""
     if later is not None:
         later = f"a message {later}"
     elif state.run_id in _LEFT_BEHIND:
@@ -475,8 +452,8 @@ def _is_late(fact: CallDecided, at: float) -> bool:
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
     """Name the calls that further facts decide, start or have reviewed again; with their ids.
 
-    A name is a place in the journal: a call that was started since and is in doubt has
-    another one, and so has one of an ended run, whose decisions were forgotten.
+    A name is a place in the journal: a call in doubt that was started since has another
+    one, and so has one of an ended run, whose decisions were forgotten.
     """
     state = fold(facts)
     waiting = waiting_calls(state)
@@ -545,12 +522,7 @@ def _is_decided(index: int | None, call: Call, facts: Sequence[Fact]) -> bool:
 def cancelling_facts(
     checkpoint: Checkpoint, *, by: str, reason: str, at: float
 ) -> tuple[Fact, ...]:
-    """List the facts that end a paused run for good: every pending call is answered "not executed".
-
-    Raises:
-        InvalidCheckpointError: If the record cannot be continued.
-        RunEndedError: If the run has ended already.
-    """
+    """List the facts that end a paused run for good: every pending call is answered "not executed"."""
     state = checkpoint.state()
     check_record(state)
     if state.ended is not None:
@@ -569,11 +541,7 @@ def cancelling_facts(
 def end_cancelled(
     checkpoint: Checkpoint, facts: Sequence[Fact], taken: Sequence[DecisionsTaken]
 ) -> State:
-    """Take the decisions of a cancellation, log its facts, and return the ended run.
-
-    Raises:
-        DecisionRefusedError: If a decision on one of the calls was taken before.
-    """
+    """Take the decisions of a cancellation, log its facts, and return the ended run."""
     Taking(taken, calls_taken(checkpoint.facts, facts)).take()
     state = fold((*checkpoint.facts, *facts))
     log_facts(state, facts, kept=False)
@@ -621,11 +589,10 @@ class ResumeRequest:
     ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
-        A decided call whose edit raises another question waits again, with the edited
-        arguments; so does an approved call about which others are asked, too, whose
-        ``always`` is not kept. An undecided call whose question has expired is answered
-        as expired. One that would now get another value waits again, with a new
-        fingerprint.
+        A call waits again if its edit raises another question, with the edited
+        arguments; if others are asked about it, too, whose ``always`` is not kept; or
+        if it would now get another value, with a new fingerprint. An undecided call
+        whose question has expired is answered as expired.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.

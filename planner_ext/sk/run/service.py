@@ -74,11 +74,7 @@ _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
 
 @frozen
 class ServiceRequest:
-    """The caller's arguments of a request, except history and settings.
-
-    Raises:
-        PlannerInvalidConfigurationError: If an argument has the wrong type; names it.
-    """
+    """The caller's arguments of a request, except history and settings; checked."""
 
     kernel: Kernel
     arguments: KernelArguments | None = None
@@ -100,11 +96,10 @@ class ServiceRun:
     """Drives one run and adds each batch to the caller's history as soon as it has settled.
 
     Attributes:
-        history: The caller's history.
-        new: The first new facts of the started or resumed run.
-        known: How many messages of the transcript are already in the history.
+        history: The caller's.
         facts: The journal that is resumed.
-        taking: The decisions in ``new``, if there are some.
+        new: The facts after it: started, or resumed with the decisions of ``taking``.
+        known: How many messages of the transcript are already in the history.
         transcript: The messages of a resumed run, which the history may lack.
         resumed: The history of a resumed run, as it was brought up to date.
         added: The messages that were added to it since.
@@ -181,7 +176,6 @@ class ServiceRun:
         return message
 
     def _follow(self, stream: "_Stream | None", state: State, fact: Fact) -> None:
-        """Update the history after a fact, and pass the messages of a settled batch to a stream."""
         if state.ending is not None or (
             isinstance(fact, CallFinished) and fact.terminate
         ):
@@ -208,7 +202,6 @@ class ServiceRun:
         return added
 
     def _added(self, state: State) -> list[ChatMessageContent]:
-        """Return the messages of the transcript that are not in the history yet."""
         transcript = self.context.chat.messages(state.transcript)
         known = self.known
         self.known = len(transcript)
@@ -221,7 +214,7 @@ def _store(history: ChatHistory, message: ChatMessageContent) -> None:
 
 
 class _Stream:
-    """Builds chunks with their round trip and one model id, so that the chunks of a round trip can be added up.
+    """Builds chunks with their round trip and one model id, so that those of a round trip can be added up.
 
     Text is passed on as it arrives. Calls are sent whole, once their batch has its
     results or they are returned to the caller, with the ids and arguments of the
@@ -406,7 +399,6 @@ class _Passing:
         )
 
     def closing(self) -> StreamingChatMessageContent:
-        """Build the last chunk, with the usage of the request."""
         if self._last is None or not self.reply.is_reply:
             raise no_reply("a stream without any choice")
         whole = self.reply.message()
@@ -458,7 +450,6 @@ async def pass_through_streaming(
 
 
 def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessageContent:
-    """Normalise a reply for the history, with which every later request sends it."""
     return accepted_reply([message], () if kernel is None else FunctionNames(kernel))[0]
 
 
@@ -467,7 +458,6 @@ def _request_settings(
     settings: PromptExecutionSettings,
     kernel: Kernel | None,
 ) -> PromptExecutionSettings:
-    """Refuse functions that the connector would ignore, and disable its automatic invocation."""
     behavior = settings.function_choice_behavior
     if behavior is None or kernel is None or behavior.type_ is FunctionChoiceType.NONE:
         return settings

@@ -1,8 +1,8 @@
 """Calling the kernel's functions: one call resolved and checked, one call run through the application's filters.
 
-Only an offered function runs, with arguments that it declares to the model. The
-application's kernel, functions and arguments are not changed. Every outcome but
-cancellation is a value. Must not know the loop, nor decide whether a call may run.
+Only an offered function runs. The application's kernel, functions and arguments are not
+changed. Every outcome but cancellation is a value. Must not know the loop, nor decide
+whether a call may run.
 """
 
 import json
@@ -440,7 +440,6 @@ def _missing(function: KernelFunction, what: str) -> ResolvedCall:
 
 
 def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
-    """Say what the model reads where no auto-function-invocation filter is around the function."""
     if isinstance(ended, Finished):
         return ended
     return Finished(
@@ -451,7 +450,6 @@ def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
 def _after_filters(
     result: FunctionResult | None, outcomes: Sequence[FunctionResult | Finished | None]
 ) -> Finished:
-    """Say what the model reads after the filters: the function's result, or what replaced it."""
     last = outcomes[-1] if outcomes else None
     failure = last if isinstance(last, Finished) else None
     if failure is not None and result is not None and result.value is failure.text:
