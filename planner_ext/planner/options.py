@@ -54,8 +54,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             refuses a call; then one request without functions asks for the answer
             (option 3).
         plan: Whether to ask the model for a plan first; a text is used as the plan. No
-            plan is made if fewer than two round trips are left, or if the run continues
-            a ``chat_history``.
+            plan is made with fewer than two round trips left, or for a
+            ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer``
             ends a run. Questions are then offered, and a plain reply that ends in a
@@ -67,8 +67,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             answer as it is, or with ``max_iterations=None`` ``incomplete`` after ten
             times. A checkpoint does not hold it: ``resume`` needs it again.
         excluded_plugins: Plugins whose functions are neither offered nor named in the
-            plan request. A name that the kernel does not have is refused when a run
-            begins. ``UserInteraction`` is the planner's own.
+            plan request. A name that the kernel lacks is refused when a run begins.
+            ``UserInteraction`` is the planner's own.
         excluded_functions: The same for functions, by fully qualified or function name.
         get_available_functions: Returns the kernel's functions to offer, given these
             options and the goal.
@@ -81,7 +81,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         max_tokens: The tokens of a request and its reply together, divided by
             ``max_tokens_ratio`` into ``max_completion_tokens`` and, with the rest,
             ``max_prompt_tokens``.
-        max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
+        max_tokens_ratio: The share for the completion, from 0 to 1.
         max_completion_tokens: Maximum tokens of a reply, set in each request's
             settings; a run whose settings have no such field is refused. None and 0
             leave the settings as they are.

@@ -306,7 +306,7 @@ class FunctionCallingStepwisePlanner:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> FunctionCallingStepwisePlannerResult:
-        """Resume as `resume` does, and wait for the result, as `invoke_sync` does."""
+        """Resume as `resume` does; wait as `invoke_sync` does."""
         resumed = self.resume(
             kernel, checkpoint, decisions, arguments=arguments, budget=budget, stop=stop
         )
@@ -323,7 +323,7 @@ class FunctionCallingStepwisePlanner:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[PlannerEvent, None]:
-        """Resume as `resume` does, and yield what happens as `invoke_stream` does."""
+        """Resume as `resume` does; yield what `invoke_stream` does."""
         run = await self._resume(
             kernel,
             checkpoint,
@@ -382,8 +382,7 @@ class FunctionCallingStepwisePlanner:
     ) -> KeptRun:
         """@private Prepare a run from a store, to be driven to its next pause or end.
 
-        The application's arguments are never stored; they replace the submitted ones,
-        by name.
+        The application's arguments replace the submitted ones, by name.
         """
         own = KernelArguments() if arguments is None else arguments
         if not activation.facts:
@@ -527,11 +526,7 @@ class FunctionCallingStepwisePlanner:
         store: RunStore | None = None,
         authorize: Authorize | tuple[Authorize, ...] | None = None,
     ) -> RunContext:
-        """Find the service, its settings and the functions for one run.
-
-        A resumed run has the ``budget`` that replaces its limits, or those that were
-        ``kept``.
-        """
+        """Find service, settings and functions for one run; ``kept`` are a resumed run's rules."""
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         own = self.options

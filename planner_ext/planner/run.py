@@ -37,8 +37,8 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         status: ``answered``; ``incomplete``: the last reply was cut short or empty;
             ``paused``: a call waits for a decision; ``asked``: only questions wait, for
             an answer; ``limit_reached``: see ``limit``; ``stopped``.
-        final_answer: The answer, forced at a limit if need be, "" if there is none;
-            JSON text if it has the ``response_format``.
+        final_answer: The answer, forced at a limit if need be, or ""; JSON text if it
+            has the ``response_format``.
         value: The answer as an instance of the ``response_format``'s model, or as JSON
             values; None without a ``response_format``, or if the answer lacks it.
         chat_history: Every message of the run, the final one included; servers accept
@@ -47,10 +47,9 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The limit that ended the run, or None.
-        pending: The calls and questions that wait for a person, if ``paused`` or
-            ``asked``.
+        pending: The calls and questions that wait for a person.
         reason: Why the run ended as it did, in words; "" if it was answered.
-        plan: The plan, "" if no plan was made.
+        plan: "" if no plan was made.
         facts: The journal's facts.
     """
 
@@ -70,7 +69,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The run's checkpoint, to resume it; signed if the planner has a ``checkpoint_key``."""
+        """Resumes the run; signed if the planner has a ``checkpoint_key``."""
         return Checkpoint.signed_as(self.facts, self._signature)
 
     @property
@@ -169,8 +168,7 @@ async def run_started(
 ) -> RunStarted:
     """Build the first fact of a run: its rules and its opening messages.
 
-    A run that continues a history, which comes ``before``, asks for no plan. In a store
-    the fact has its ``guards``.
+    A run that continues a history, which comes ``before``, asks for no plan.
     """
     rules = replace(
         context.rules(),
@@ -198,13 +196,12 @@ async def run_started(
 
 @dataclass(kw_only=True, eq=False)
 class PlannerRun:
-    """One run, from its first new facts (started; or resumed, with the decisions) to its result.
+    """One run, from its first new facts to its result.
 
     Attributes:
         facts: The journal that is resumed.
-        new: The first new facts.
+        new: The facts after it: started, or resumed with the decisions of ``taking``.
         budget: Changes the run's limits from outside.
-        taking: The decisions in ``new``, if there are some.
     """
 
     context: RunContext
@@ -246,7 +243,7 @@ class PlannerRun:
 
 
 def rules_kept(activation: "Activation") -> Rules | None:
-    """Return the rules of a run that is resumed; None for a new one, and where only its result is read."""
+    """Return a resumed run's rules; None for a new one, and where only its result is read."""
     state = Checkpoint(tuple(activation.facts)).state()
     return (
         None

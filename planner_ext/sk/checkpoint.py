@@ -1,7 +1,7 @@
 """Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed.
 
-The planner, service or handler object that resumes a checkpoint remembers its
-decisions. Other objects and processes do not: a run store does.
+The planner, service or handler that resumes one remembers its decisions. Other objects
+and processes do not: a run store does.
 """
 
 import json
@@ -123,7 +123,7 @@ class Checkpoint:
         )
 
     def verified(self, key: SigningKey | None) -> Self:
-        """@private Return this checkpoint, if it was signed with the key and not altered since; None checks nothing.
+        """@private Return this checkpoint, if the key signed it and nothing was altered; None checks nothing.
 
         Raises:
             InvalidCheckpointError: If it is unsigned, altered, or signed with another
@@ -253,7 +253,7 @@ _REMEMBERED = 100_000
 
 
 class DecisionsTaken(SharedByCopies):
-    """The decisions that one object took. Copies share it; a pickled object begins with none."""
+    """The decisions that one object and its copies took; pickling drops them."""
 
     def __init__(self) -> None:
         self._takings: dict[bytes, object] = {}
@@ -272,7 +272,7 @@ class DecisionsTaken(SharedByCopies):
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """The decisions of one resume, remembered by the object that is resumed once they are taken.
+    """The decisions of one resume, which the resumed object remembers.
 
     Attributes:
         calls: Call ids, by the name under which a decision is remembered.

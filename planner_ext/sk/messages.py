@@ -58,7 +58,7 @@ def names_inside(metadata: Mapping[str, Any]) -> frozenset[str]:
 
 
 def names_in(messages: Iterable[Message]) -> frozenset[str]:
-    """Name the functions that messages have a call or a result of, or whose results they contain."""
+    """Name the functions that messages have a call or a result of, directly or inside."""
     names = set[str]()
     for message in map(load_message, messages):
         names |= names_inside(message.metadata)
@@ -88,7 +88,7 @@ def text_of(message: ChatMessageContent) -> str:
 
 
 def with_one_text(items: list[Any], separator: str = "") -> list[Any]:
-    """Join the texts among items into one, which comes first; fewer than two stay as they are."""
+    """Join the texts among items into one, which comes first."""
     texts = [item for item in items if isinstance(item, TextContent)]
     if len(texts) < 2:
         return items
@@ -146,7 +146,7 @@ ACCEPTED_ID = re.compile("[!-~]+")
 
 
 def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
-    """Name the function as the kernel would, with any separator of the connector."""
+    """Name the function as the kernel would, whatever the connector's separator."""
     if call.plugin_name and call.function_name:
         return f"{call.plugin_name}-{call.function_name}"
     return call.name or call.function_name
@@ -157,8 +157,7 @@ def requested_call(
 ) -> RequestedCall:
     """Read one call of a reply: its name as the kernel has it, its arguments as JSON text.
 
-    Its id is added to those ``used``; one that is missing, used or refused by servers
-    is replaced. None keeps the id.
+    An id that is missing, ``used`` or refused by servers is replaced; None keeps it.
     """
     own = call.id or ""
     if used is not None:
@@ -180,7 +179,7 @@ def requested_calls(message: ChatMessageContent) -> tuple[RequestedCall, ...]:
 
 
 def with_own_ids(message: ChatMessageContent) -> ChatMessageContent:
-    """Give each call of a reply a unique id; one without calls is returned itself."""
+    """Give each call of a reply a unique id."""
     used: set[str] = set()
     items: list[Any] = []
     for item in message.items:
@@ -361,7 +360,7 @@ def as_reported(usage: Usage) -> CompletionUsage | None:
 
 
 def loaded(usage: Any) -> Any:
-    """Read Semantic Kernel's own usage from its JSON; anything else is returned as is."""
+    """Read Semantic Kernel's own usage from its JSON; else return what is given."""
     usage = _unwrapped(usage)
     for kind in (CompletionUsage, EstimatedUsage):
         if (
@@ -374,7 +373,7 @@ def loaded(usage: Any) -> Any:
 
 
 def add_reported(first: Any, second: Any) -> Any:
-    """Sum the usage of two requests: in the connector's own type, for two in Semantic Kernel's."""
+    """Sum the usage of two requests, in the connector's type if it is one connector."""
     first = _unwrapped(first)
     second = _unwrapped(second)
     if first is None or second is None:
@@ -444,7 +443,6 @@ def part_of(reported: object, name: str) -> object:
 
 
 def _is_sound(reported: object) -> bool:
-    """Whether usage can be passed on: it has fields, and each number is a valid count."""
     fields = vars(reported) if _adds_up(reported) else _fields(reported)
     counts = [
         value for name, value in fields.items() if name in _COUNTS and value is not None
@@ -472,7 +470,6 @@ def _adds_up(reported: Any) -> bool:
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine two numbers, or all numbers of two usage objects; keep what only one has."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         sane = [value for value in (first, second) if _is_sane(value, depth=0)]
         return combine(first, second) if len(sane) == 2 else next(iter(sane), None)

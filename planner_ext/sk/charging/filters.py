@@ -61,7 +61,7 @@ class CallFilter:
         )
 
     def report_unused_rules(self, kernel: Kernel) -> None:
-        """@private Log once which rules of the policy match no function of the kernel."""
+        """@private Log once which rules of the policy match no function."""
         if not self._reported:
             self._reported = True
             report_unused_rules(
@@ -90,7 +90,7 @@ def _is_same(one: object, other: object) -> bool:
 def approval_filters(
     kernel: Kernel, *, once_invoked: bool = True
 ) -> tuple[CallFilter, ...]:
-    """List the approval filters of a kernel, without those that decide as another one.
+    """List a kernel's approval filters, without those that decide as another one.
 
     Those of function invocation come last, and are left out unless ``once_invoked``.
     """
@@ -170,7 +170,7 @@ def edited_call(
     call: ToolCall,
     arguments: Mapping[str, Any],
 ) -> ToolCall | str:
-    """Return a call with other arguments, checked and converted, or what is wrong with them."""
+    """Return a call with other arguments, converted, or what is wrong with them."""
     name = call.fully_qualified_name
     edited = parse_edited(arguments, tool_of(functions[name]))
     if isinstance(edited, InvalidArguments):
@@ -184,7 +184,7 @@ def edited_call(
 def converted_values(
     values: dict[str, Any], tool: Tool
 ) -> dict[str, Any] | InvalidArguments:
-    """Convert what a model may have given; an application's own object stays as it is."""
+    """Convert what a model may have given, and no application's object."""
     shown = dict(values)
     for name, value in values.items():
         if name not in tool.parameters or not isinstance(

@@ -7,15 +7,14 @@ with charged services; an agent runs with a view of its own kernel.
 - Each request to a chat or text completion service is charged before it is sent, tokens
   and cost after it. When only the request for the answer is left, it raises
   `LimitReachedError`.
-- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}``) passes the
-  run's gate, and counts in ``max_tool_calls``. One that is denied, or would wait for a
-  person, raises `NestedRunRefusedError`.
+- Each function that it calls passes the run's gate, and counts in ``max_tool_calls``.
+  One that is denied, or would wait for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
-Embeddings, images and audio are not counted. A run that a function keeps in a store has
-its own budget and policies. Requests of an SDK, and of a kernel that the function holds
-itself, are not seen: take ``kernel: Kernel`` as a parameter, or put a
-`FunctionInvokingChatCompletion` into that kernel.
+Embeddings, images and audio are not counted, nor a run that a function keeps in a
+store. Requests of an SDK, and of a kernel that the function holds itself, are not seen:
+take ``kernel: Kernel`` as a parameter, or put a `FunctionInvokingChatCompletion` into
+that kernel.
 """
 
 import inspect
@@ -94,7 +93,7 @@ def planner_of(function: KernelFunction | None) -> object | None:
 
 @frozen
 class ParentRun:
-    """The run in which a function is called, and the call; the outermost planner and gate first."""
+    """The run and the call in which a function runs; outermost planner and gate first."""
 
     planners: tuple[object, ...]
     gates: tuple[InterceptorChain, ...]
@@ -103,7 +102,7 @@ class ParentRun:
     tab: Tab
 
     def check(self) -> None:
-        """Refuse further requests and functions once the call has ended, or its run is to stop."""
+        """Refuse whatever follows the end of the call, or a stop of its run."""
         if self.tab.closed:
             raise NestedRunRefusedError(
                 "The function that was given this kernel has returned, and its call is charged: nothing more can be "
@@ -125,7 +124,7 @@ def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
 
 
 def nothing_left(limit: str) -> LimitReachedError:
-    """Make the error for a request inside a function, once the run around has nothing left."""
+    """Make the error for a request inside a function of a run that has nothing left."""
     return _limit_reached(
         limit,
         f"The limit {limit} of the run leaves nothing for a request or a call inside a function, but for the request "
@@ -141,7 +140,7 @@ def _limit_reached(limit: str, problem: str) -> LimitReachedError:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """Find the refusal of a run among the causes of a function's error, or None."""
+    """Find a run's refusal among the causes of a function's error, or None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NestedRunRefusedError | LimitReachedError):
@@ -168,7 +167,7 @@ async def charged(
 
     Unreported tokens, and those of an abandoned request, are estimated from the
     ``sent`` messages. Without a ``price`` that of the run around applies; ``shared_by``
-    adds the service's own shared budgets.
+    adds the service's own budgets.
 
     Raises:
         LimitReachedError: If nothing is left for the request.
@@ -250,7 +249,7 @@ def request_meter(
     shared: SharedBudgets | None,
     max_prompt_tokens: int = 0,
 ) -> RequestMeter:
-    """Make the meter that the budgets which pay for requests need: limits, what is left, shared."""
+    """Make the meter that the budgets which pay for requests need."""
     left = Left() if around is None else around.left()
     costs = [left.amounts.get("max_cost")]
     estimates = "max_total_tokens" in left.amounts
@@ -288,7 +287,7 @@ async def _take_shared(
 
 
 class ChargedTextCompletion(TextCompletionClientBase):
-    """A text completion service whose requests are charged to the call that makes them."""
+    """A text completion service that charges its requests to a call."""
 
     _inner: TextCompletionClientBase = PrivateAttr()
     _tab: Tab = PrivateAttr()
@@ -397,7 +396,6 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
 
 
 def _held_by(method: Any, agent: object, other: object) -> Any:
-    """Copy a function, or a method, of one agent so that another one holds it."""
     if inspect.ismethod(method):
         return MethodType(method.__func__, other)
     cells = [
@@ -423,7 +421,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
     own: FunctionInvocationContext | None = None
 
     async def mark(context: FunctionInvocationContext, next: Next) -> None:
-        """Remember the run's own invocation of the function, which its gate has decided."""
+        """Remember the run's own invocation, which its gate has decided."""
         nonlocal own
         own = context if own is None else own
         await contained(
@@ -455,8 +453,6 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
 
 
 class _Services(dict[str, AIServiceClientBase]):
-    """The services of a view, each wrapped."""
-
     def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
         super().__init__(
             {name: wrap(service, tab) for name, service in kernel.services.items()}
@@ -496,8 +492,7 @@ class RunGate:
     Attributes:
         expires_in: Seconds after which a filter's question expires; None: never.
         marked: Whether ``@requires_approval`` counts here, not in the kernel's filters.
-        can_wait: Whether calls may wait for a person; otherwise they are denied by
-            name.
+        can_wait: Whether calls may wait for a person; otherwise they are denied.
         tab: The call of another run in which the calls are made, or None.
     """
 
@@ -531,7 +526,7 @@ class RunGate:
         )
 
     def watches(self, function: str) -> bool:
-        """Whether a filter or a chain decides the calls of a function."""
+        """Whether a filter or a chain decides a function's calls."""
         return (
             self._decides_all
             or approval_required(self.functions().get(function)) is not None
@@ -553,12 +548,12 @@ class RunGate:
     async def review_edit(
         self, call: ToolCall, approval: Approve, question: Defer, state: State
     ) -> Reviewed:
-        """Review the edit in a person's answer to a question; see `Review.of_edit`."""
+        """Review a person's edit; see `Review.of_edit`."""
         call = replace(call, after=before_batch(state, self.tab, self._given))
         return await self._review(state).of_edit(call, approval, question, state)
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[CallFilter]:
-        """List the filters by which, or by a person after which, the call was decided before it runs."""
+        """List the filters that need not decide the call again: this gate asked them, or a person did decide."""
         if fact is not None and (
             fact.person or (fact.iteration, fact.call_id) in self._reviewed
         ):

@@ -11,7 +11,7 @@ Never runs a function, never repeats a request, and knows no budget.
     round_trip   one request and its reply
     reply        what a connector returned, as one message and its calls
     history      a transcript as messages; a caller's history, checked or repaired
-    transport    which service, what its connector refuses or loses, how a request is sent
+    transport    which service, and what its connector refuses or loses
     openai       the fast way to OpenAI and Azure OpenAI
-    prices       tokens, counted or estimated, and their price
+    prices       tokens and their price
 """

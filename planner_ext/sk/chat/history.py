@@ -1,7 +1,4 @@
-"""The history that a request sends: a transcript as messages, and a caller's history, checked or repaired.
-
-The rules are those by which `planner_ext.sk.chat.reply` normalises replies.
-"""
+"""The history that a request sends: a transcript as messages, and a caller's history, checked or repaired."""
 
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -206,8 +203,8 @@ def repair_history(
 ) -> list[ChatMessageContent]:
     """Answer unanswered calls, and remove orphan and second results; idempotent.
 
-    Calls are normalised by `accepted_items`. Results keep their order. A message that
-    needs no change is returned itself.
+    Calls are normalised by `accepted_items`. A message that needs no change is returned
+    itself.
     """
     repaired: list[ChatMessageContent] = []
     owed: list[_OwedCall] = []
@@ -241,7 +238,6 @@ def _accepted(
 def _answering(
     message: ChatMessageContent, owed: list[_OwedCall]
 ) -> list[ChatMessageContent]:
-    """Keep the results that answer calls in ``owed``, and remove these calls from it."""
     results = _results(message)
     items = list[FunctionResultContent]()
     for result in results:
@@ -323,7 +319,7 @@ _WAY_OUT = "The history was not changed. Resume with the history that the run le
 
 @frozen
 class ResumedHistory:
-    """The caller's history of a resumed run, without the message that the run had returned.
+    """The caller's history of a resumed run, without the message that was returned.
 
     Attributes:
         kept: The messages of the run that the history has.
@@ -457,7 +453,7 @@ def _is_returned(
 
 
 def last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
-    """Return the newest reply of the model in a journal, or None."""
+    """Return a journal's newest reply, or None."""
     return next(
         (fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None
     )

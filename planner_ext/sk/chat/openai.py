@@ -1,9 +1,8 @@
 """Incremental request encoding for OpenAI and Azure OpenAI: only new messages of a conversation are converted.
 
-This module replaces some methods of Semantic Kernel's OpenAI connectors and calls
-others, most of them private. If the source of one was changed, patched or wrapped, the
-request uses the connector's public methods: slower, always correct. Settings, retries,
-headers, responses, usage and errors stay with the connector and the client.
+This module replaces or calls methods of Semantic Kernel's OpenAI connectors, most of
+them private. If the source of one was changed, patched or wrapped, the request uses the
+connector's public methods: slower, always correct.
 """
 
 import inspect
@@ -144,7 +143,7 @@ def _takes_posted(post: Any) -> bool:
 
 
 class OpenAITransport:
-    """Sends the requests of one run to one of Semantic Kernel's own connectors for OpenAI."""
+    """Sends one run's requests to Semantic Kernel's own connectors for OpenAI."""
 
     def __init__(self, service: Any, generic: GenericTransport) -> None:
         """``generic`` sends the requests that this transport cannot."""
@@ -157,7 +156,7 @@ class OpenAITransport:
         self._tools = b""
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
-        """Send a request; return a message for each choice of the response."""
+        """Send a request; return a message for each choice."""
         encoded = self._encoded(request, streaming=False)
         if encoded is None:
             return await self._generic.ask(request)
@@ -175,7 +174,7 @@ class OpenAITransport:
     async def stream(
         self, request: ChatRequest
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
-        """Send a request; yield the chunks of the response's first choice."""
+        """Send a request; yield the chunks of the first choice."""
         encoded = self._encoded(request, streaming=True)
         if encoded is None:
             async with aclosing(self._generic.stream(request)) as chunks:
@@ -236,7 +235,7 @@ class OpenAITransport:
     def _encoded(
         self, request: ChatRequest, *, streaming: bool
     ) -> dict[str, Any] | None:
-        """Encode a request for the client's ``post``; None if the public methods must send it."""
+        """Encode a request; None if the connector's public methods must send it."""
         try:
             if diagnostics.are_model_diagnostics_enabled() or not is_supported(
                 self._service

@@ -5,9 +5,9 @@ long as everything that address and headers come from is the same. They go throu
 client's own HTTP client, with its hooks, limits and time-outs.
 
 Any outcome but a good response is handed to the client as that of its first attempt:
-retries, waits, headers and errors are its own. Where a member in `USED` was changed,
-patched or wrapped, or a key or header has another origin than the client's fields, the
-client makes the request.
+retries, waits and errors are its own. Where a member in `USED` was changed, patched or
+wrapped, or a key or header has another origin than the client's fields, the client
+makes the request.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ _client_log = logging.getLogger("openai._base_client")
 
 
 class ReadCompletion(ChatCompletion):
-    """The type that the client is asked for; constructing it returns a `ChatCompletion`."""
+    """The type to ask the client for; constructing it returns a `ChatCompletion`."""
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, /, **values: Any) -> Any:
@@ -110,7 +110,7 @@ class ReadCompletion(ChatCompletion):
 
 
 class ReadChunk(ChatCompletionChunk):
-    """The type that the client is asked for; constructing it returns a `ChatCompletionChunk`."""
+    """The type to ask the client for; constructing it returns a `ChatCompletionChunk`."""
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, /, **values: Any) -> Any:
@@ -134,8 +134,8 @@ _DRAIN_SECONDS: Final = 0.1  # the client's own limit
 class Chunks(AsyncStream[ReadChunk]):
     """The chunks of a streamed response.
 
-    A plain chunk is read from its line, and so is the usual end. Anything else is left
-    to the client's own reader, from that line on.
+    A plain chunk, and the usual end, is read from its line. Anything else is left to
+    the client's own reader, from that line on.
     """
 
     async def __stream__(self) -> AsyncIterator[Any]:
@@ -251,7 +251,7 @@ _PREPARED: WeakKeyDictionary[AsyncOpenAI, _Prepared] = WeakKeyDictionary()
 
 
 class _Building(AsyncOpenAI):
-    """A client that prepares its later requests by the first that it builds."""
+    """A client that prepares its later requests by its first."""
 
     __slots__ = ("prepared",)
 
@@ -288,7 +288,6 @@ for _kind in (_Building, _AfterFirstAttempt):
 
 
 def _view(client: AsyncOpenAI, kind: type[_Kind]) -> _Kind:
-    """Make a client of another class that shares its fields with this one."""
     view = object.__new__(kind)
     view.__dict__ = client.__dict__
     return view
@@ -373,7 +372,6 @@ def _are_own(*_seen: Any) -> bool:
 
 
 def _member(name: str) -> Any:
-    """Return a member of openai, of a property its function; None if there is none."""
     try:
         member = attrgetter(name)(openai)
     except AttributeError:
@@ -382,7 +380,6 @@ def _member(name: str) -> Any:
 
 
 def _is_ordinary(client: Any) -> bool:
-    """Whether a client's requests come from its fields and its HTTP client's alone."""
     fields = client.__dict__
     http: Any = client._client
     kind = cast("Any", type(http))

@@ -187,18 +187,18 @@ class RequestMeter:
 
     With ``tiktoken`` (extra ``tokens``) texts are counted, if the model's encoding is
     loaded or in tiktoken's cache folder; nothing is downloaded. Otherwise see
-    `estimated_tokens`. The provider's overhead around the texts is always estimated:
-    fitted to nine short requests of 42 to 129 tokens to OpenAI's gpt-4o, gpt-4o-mini
-    and gpt-4.1-mini, with an error of -3 % to +7 %; long prompts and other languages
-    were not measured. Images, audio, files and the response format are not counted. A
-    message or function is counted once.
+    `estimated_tokens`. The provider's overhead is always estimated: fitted to nine
+    short requests of 42 to 129 tokens to OpenAI's gpt-4o, gpt-4o-mini and gpt-4.1-mini,
+    with an error of -3 % to +7 %; long prompts and other languages were not measured.
+    Images, audio, files and the response format are not counted. A message or function
+    is counted once.
 
     Attributes:
-        price: The application's price function, see `price_of`.
+        price: See `price_of`.
         max_cost: The limit that needs a price.
         max_prompt_tokens: Maximum tokens of a request, for `check`; 0 means no limit.
-        estimates: Whether tokens that a reply does not report are estimated; with a
-            price they always are.
+        estimates: Whether unreported tokens are estimated; with a price they always
+            are.
     """
 
     service: AIServiceClientBase
@@ -248,7 +248,7 @@ class RequestMeter:
         tools: ToolSet | None,
         reply: ChatMessageContent | None,
     ) -> Usage:
-        """Return the usage of a request: reported tokens, estimated ones where 0 are reported, and their cost.
+        """Return a request's usage: reported tokens, estimated ones where 0 are reported, and cost.
 
         A reply's hidden reasoning is not counted.
         """

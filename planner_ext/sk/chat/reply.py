@@ -54,7 +54,7 @@ _SPEAKER = re.compile(r"[^\s<|\\/>]+")
 def accepted_reply(
     messages: Sequence[ChatMessageContent], offered: Container[str] = ()
 ) -> tuple[ChatMessageContent, tuple[RequestedCall, ...]]:
-    """Make one message of a reply, normalised for the history, and list its calls as the model made them.
+    """Make one message of a reply, normalised, and list its calls as the model made them.
 
     ``messages`` are one for each choice: their calls become one batch, their texts one.
     ``offered`` are the names that the request offered.
@@ -97,7 +97,6 @@ def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
 
 
 def _accepted_arguments(given: str) -> str:
-    """Return arguments as one JSON object, which some servers require."""
     if not given or given.isspace():
         return "{}"
     if isinstance(parse_object(given), InvalidArguments):
@@ -246,8 +245,8 @@ def corrected(message: M) -> M:
 def with_refusal(message: M) -> M:
     """Mark a refusal, as OpenAI's response has it, in the metadata of a reply or chunk.
 
-    Semantic Kernel's connector writes the refusal of a plain reply as its text, and
-    drops that of a streamed one, which is added here.
+    Semantic Kernel's connector writes that of a plain reply as its text, and drops that
+    of a streamed one, which is added here.
     """
     place = getattr(message, "choice_index", None)
     for choice in _sequence(part_of(message.inner_content, "choices")):
@@ -269,7 +268,7 @@ def with_refusal(message: M) -> M:
 
 
 def whole(message: ChatMessageContent) -> ChatMessageContent:
-    """Correct a reply, with all its text in one item: Semantic Kernel's callers read the first one only."""
+    """Correct a reply, its text in one item: Semantic Kernel's callers read only the first."""
     message = corrected(message)
     items = with_one_text(message.items)
     return (
@@ -284,7 +283,6 @@ def _sequence(value: object) -> Sequence[object]:
 
 
 def _finish_reason(response: object, candidate: object) -> FinishReason | None:
-    """Read the finish reason from a response or event of Ollama, Bedrock or Google."""
     stop = part_of(response, "messageStop") or response
     reasons = (
         part_of(stop, "done_reason"),
@@ -358,7 +356,7 @@ class _StreamedCall:
 
 
 class ReplyAssembly:
-    """Puts the chunks of one streamed reply together: in linear time, keeping no chunk and losing no delta.
+    """Puts the chunks of one streamed reply together: in linear time, losing no delta.
 
     Semantic Kernel's own addition drops an argument delta equal to ``{}``, mixes the
     fragments of calls that share an index, and loses a function name that comes in
@@ -405,7 +403,7 @@ class ReplyAssembly:
         )
 
     def message(self) -> ChatMessageContent:
-        """Return the whole message: calls by index, then other items, then its text."""
+        """Return the whole message: calls by index, other items, text."""
         first = self._first
         assert first is not None
         calls = sorted(self._calls, key=lambda call: call.index or 0)

@@ -112,7 +112,7 @@ class KernelChat:
     def messages(
         self, transcript: Sequence[TranscriptItem]
     ) -> list[ChatMessageContent]:
-        """Write a transcript as messages; those of an earlier, shorter transcript are reused."""
+        """Write a transcript as messages, reusing those of its earlier entries."""
         return list(self._written(transcript))
 
     def _written(
@@ -166,7 +166,7 @@ class KernelChat:
         )
 
     def was_sent(self, error: BaseException) -> bool:
-        """Whether a request that ended in an error may have reached the server; see `Chat`."""
+        """Whether a failed request may have reached the server; see `Chat`."""
         return not (
             _is_apart(error)
             or any(isinstance(cause, _NOT_SENT) for cause in _causes(error))
@@ -328,7 +328,6 @@ def _without_key(text: str, service: ChatCompletionClientBase) -> str:
 
 
 def _at(service: ChatCompletionClientBase) -> str:
-    """Name an endpoint's address, without what may be secret in it."""
     try:
         parts = urlsplit(service.service_url() or "")
         port = f":{parts.port}" if parts.port else ""
@@ -400,9 +399,9 @@ def with_budget_note(
 ) -> ChatMessageContent | None:
     """Copy the newest message with what is left of each limit at its end; None if there is nothing to add.
 
-    It is not a message of its own: after a tool message some providers accept an
-    assistant's turn only. Earlier messages stay the same, for prompt caches. An
-    assistant's message, which the model continues, gets no note.
+    After a tool message some providers accept no message but an assistant's. Earlier
+    messages stay the same, for prompt caches. An assistant's message, which the model
+    continues, gets no note.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
         return None
@@ -450,9 +449,9 @@ class ModelClarifier:
     """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
 
     Each question is one request without functions, charged to the run as a round trip
-    with its time and its tokens, estimated where the service reports none. It counts
-    towards ``max_iterations``: where no trip is left beside the one that uses the
-    answer, nothing is sent. Then, and after the reply PASS, the question stays open.
+    with its time and tokens, estimated where the service reports none. It counts
+    towards ``max_iterations``: where only the trip that uses the answer is left,
+    nothing is sent. Then, and after the reply PASS, the question stays open.
     """
 
     is_model = True
@@ -470,7 +469,7 @@ class ModelClarifier:
 
         Args:
             kernel: Has the service; its functions are not offered.
-            service_id: The chat completion service; None uses the kernel's selector.
+            service_id: None uses the kernel's selector.
             instructions: The system message of each request.
             settings: Of each request; None is the service's defaults.
             price: Of a request in US dollars, from the model's name and the `Usage`;

@@ -57,7 +57,7 @@ def select_service(
     arguments: KernelArguments,
     settings: PromptExecutionSettings | None = None,
 ) -> tuple[ChatCompletionClientBase, PromptExecutionSettings]:
-    """Select the service and the settings as the kernel does, with ``select_ai_service``.
+    """Select service and settings as the kernel's ``select_ai_service`` does.
 
     ``settings`` are used instead of the arguments', which Semantic Kernel's conversion
     would change.
@@ -99,7 +99,7 @@ def select_service(
 
 
 def kernel_with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
-    """Copy a kernel with this service first, replacing one with its id."""
+    """Copy a kernel with this service first, in place of one with its id."""
     others = {
         key: one
         for key, one in cast("dict[str, Any]", kernel.services).items()
@@ -150,7 +150,7 @@ def connector_settings(
     settings: PromptExecutionSettings | None,
     **update: Any,
 ) -> PromptExecutionSettings:
-    """Copy settings into the connector's own class, and update them; Semantic Kernel's own conversion changes them."""
+    """Copy settings into the connector's class, and update them; Semantic Kernel's conversion changes them."""
     wanted = service.get_prompt_execution_settings_class()
     if settings is None:
         return wanted()
@@ -304,7 +304,7 @@ _KNOWN = {
 
 
 def connector_of(service: AIServiceClientBase) -> Connector:
-    """Return the properties of a connector, of its base class, or of the connector in a wrapper."""
+    """Return the properties of a connector, its base class, or the one in a wrapper."""
     while (inner := getattr(service, "inner", None)) is not None:
         service = inner
     modules = (kind.__module__ for kind in type(service).__mro__)
@@ -388,7 +388,6 @@ def _sent_ids(
 
 
 def _item(item: Any, ids: Mapping[str | None, str], connector: Connector) -> Any:
-    """Write one item of a message; None leaves it out."""
     update: dict[str, Any] = {}
     match item:
         case TextContent():
@@ -453,7 +452,7 @@ class ChatRequest:
         messages: The same list while messages are only appended, else a new one.
         last: Sent instead of the newest message, in this request only.
         choice: The tool choice if functions are offered, else None.
-        offered: The functions, with the caller's own schemas; None if there are none.
+        offered: The functions, and the caller's own schemas; None without.
     """
 
     messages: list[ChatMessageContent]
@@ -474,10 +473,7 @@ class ChatRequest:
 
 @dataclass(slots=True)
 class GenericTransport:
-    """Sends requests with the connector's public methods, which convert the whole history each time.
-
-    The connector's exceptions pass through.
-    """
+    """Sends requests with the connector's public methods, which convert the whole history each time."""
 
     service: ChatCompletionClientBase
     _: KW_ONLY
@@ -485,14 +481,14 @@ class GenericTransport:
     arguments: KernelArguments | None
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
-        """Send a request; return a message for each choice of the response."""
+        """Send a request; return a message for each choice."""
         messages = await self.service.get_chat_message_contents(**self._given(request))
         return [corrected(message) for message in messages]
 
     async def stream(
         self, request: ChatRequest
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
-        """Send a request; yield the chunks of the response's first choice."""
+        """Send a request; yield the chunks of the first choice."""
         stream = self.service.get_streaming_chat_message_contents(
             **self._given(request)
         )
@@ -522,7 +518,7 @@ def request_arguments(
     behavior: FunctionChoiceBehavior | None,
     kernel: Kernel | None,
 ) -> dict[str, Any]:
-    """Return the arguments of a connector's methods for one request, as it and its provider take them.
+    """Return the arguments of a connector's methods for one request, as its provider takes them.
 
     A history that needs no change is passed on itself; see `sent`.
     """

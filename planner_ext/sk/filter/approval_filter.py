@@ -122,16 +122,14 @@ class ApprovalFilter(CallFilter):
     waits as the run's own.
 
     For rules with ``after``, earlier calls are those in the chat history, without those
-    of the call's own reply, and those that a run of this package made inside them; not
-    those of a compacted history or inside functions of the stock loop. A call without a
-    history, as under ``function_invocation`` alone, matches every such rule, except
-    inside a run of this package.
+    of the call's own reply, and those that a run of this package made inside them. A
+    call without a history, as under ``function_invocation`` alone, matches every such
+    rule, except inside a run of this package.
 
     Semantic Kernel starts the calls of a batch together, so a safe sibling may run
-    before a risky call is decided. It passes the kernel, the service and the
-    application's arguments by the names of parameters: a function whose schema (an MCP
-    tool, an OpenAPI operation) has such a name is refused. Where that matters, use
-    `FunctionInvokingChatCompletion`.
+    before a risky call is decided. It fills in kernel, service and the application's
+    arguments by name: a function whose schema (an MCP tool, an OpenAPI operation) has
+    such a name is refused. Where that matters, use `FunctionInvokingChatCompletion`.
 
     Attributes:
         policy: The interceptor that decides calls.

@@ -1,7 +1,7 @@
 """Calls of a stock kernel that wait for a person: their results in the history, and the decisions on them.
 
-A waiting call has a placeholder result. The fingerprint in its metadata binds it to its
-conversation, its place there, the function and the arguments.
+The fingerprint in a placeholder result's metadata binds it to its conversation, its
+place there, the function and the arguments.
 """
 
 import hashlib
@@ -112,7 +112,7 @@ def decided_calls(
 
 
 def _named(waiting: Sequence[WaitingResult], name: str) -> list[WaitingResult]:
-    """Find the calls that a key names: by fingerprint, which no model can choose; else by id."""
+    """Find calls by fingerprint, which no model can choose; else by id."""
     by_fingerprint = [one for one in waiting if one.pending.fingerprint == name]
     return by_fingerprint or [one for one in waiting if one.pending.id == name]
 
@@ -176,7 +176,7 @@ def _approved(
 def waiting_result(
     context: AutoFunctionInvocationContext, call: ToolCall, question: Defer
 ) -> tuple[str, dict[str, Any]] | None:
-    """Write the result of a call that waits; None if a filter replaced the call's function."""
+    """Write a waiting call's result; None if a filter replaced its function."""
     history = context.chat_history
     content = context.function_call_content
     if content is None or not _names(content, call.fully_qualified_name):
@@ -191,7 +191,7 @@ def waiting_result(
 def asked_again(
     waiting: WaitingResult, function: KernelFunction, reviewed: Reviewed
 ) -> FunctionResultContent:
-    """Write the result of a call that waits again, with the arguments that a person gave it."""
+    """Write the result of a call that waits again, with a person's arguments."""
     question = reviewed.question
     edited = reviewed.arguments
     assert question is not None, "something else is asked"
@@ -226,7 +226,7 @@ def _marked(
 
 
 def waiting_results(history: ChatHistory) -> list[WaitingResult]:
-    """Find the results of waiting calls; those that do not fit a call before them are skipped."""
+    """Find the results of waiting calls; skip those that fit no call before them."""
     placed = list(_placed_calls(history))
     found: list[WaitingResult] = []
     for item in (item for message in history.messages for item in message.items):
@@ -290,8 +290,8 @@ def _names(call: FunctionCallContent, function: str) -> bool:
 def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, str]]:
     """List a history's calls, each with its place: what user and assistant said before, and its number.
 
-    System messages are not in it, since an agent adds its own to each request; nor are
-    results, which are replaced.
+    It is without system messages, of which an agent adds its own, and results, which
+    are replaced.
     """
     conversation = hashlib.sha256()
     for message in history.messages:
@@ -310,7 +310,7 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
 
 
 def arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
-    """Write the arguments of a call as JSON text; a text is JSON already."""
+    """Write a call's arguments as JSON text; a text is JSON already."""
     return (
         arguments if isinstance(arguments, str) else result_text(dict(arguments or {}))
     )

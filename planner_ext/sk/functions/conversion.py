@@ -2,7 +2,7 @@
 
 The result is JSON; Semantic Kernel's own conversion (``_parse_parameter``) does not
 change its meaning, a second conversion changes nothing, and the spellings of one value
-have one digest. A number that its type takes stays as written: 7.0 and 7 are equal to a
+have one digest. A number that its type takes stays as written: 7.0 and 7 have one
 digest. Of the application, only pydantic models and dataclasses run. Must not know the
 call or the function.
 """
@@ -48,7 +48,7 @@ class UnfitError(Exception):
 
     Attributes:
         problem: What is wrong with it, to be read after its name.
-        place: Where in the argument it stands, as ``[1]["name"]``; "" for all of it.
+        place: Where in the argument it stands, as ``[1]["name"]``, or "".
     """
 
     def __init__(self, problem: str, place: str = "") -> None:
@@ -58,7 +58,7 @@ class UnfitError(Exception):
 
 
 def quoted(value: Any) -> str:
-    """Write a value that the model sent as JSON, shortened and fit to be sent back."""
+    """Write a model's value as JSON, shortened and fit to be sent back."""
     text = json.dumps(
         value[:_CHARACTERS_SHOWN] if isinstance(value, str) else value,
         ensure_ascii=False,
@@ -80,7 +80,7 @@ def listed(values: tuple[Any, ...]) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as JSON, to compare it; raises ValueError for a number that is not finite."""
+    """Write a value as JSON, to compare it; raises ValueError for infinities."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
@@ -153,7 +153,6 @@ def _to_list(convert: Convert, value: Any) -> Any:
 
 
 def _to_set(convert: Convert, value: Any) -> Any:
-    """List each item once, in an order that does not depend on the model's."""
     items = {
         json_text(with_plain_numbers(item)): item for item in _to_list(convert, value)
     }
@@ -252,7 +251,7 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
 
 
 def check_exponents(kind: type[Any], value: Any) -> None:
-    """Refuse a text of which a number, or a model's fraction, has an exponent over `MAX_EXPONENT`."""
+    """Refuse text that becomes a number, or may in a model, with an exponent over `MAX_EXPONENT`."""
     if not (issubclass(kind, Number) or _holds_fractions(kind)):
         return
     waiting = [value]
@@ -274,7 +273,6 @@ def _has_large_exponent(text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _holds_fractions(kind: type[Any]) -> bool:
-    """Whether pydantic may read a fraction of text as, or in, a type."""
     adapter = _adapter(kind)
     return adapter is not None and "fractions.Fraction" in repr(adapter.core_schema)
 
@@ -324,7 +322,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def validation_details(error: ValidationError) -> str:
-    """Write what pydantic found, without the words of the application's own validators."""
+    """Write what pydantic found, without the words of the application's validators."""
     try:
         found = error.errors(
             include_url=False, include_context=False, include_input=False

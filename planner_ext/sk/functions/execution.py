@@ -231,7 +231,6 @@ def _passing(function: KernelFunctionFromMethod, tool: Tool) -> KernelFunction:
 
 
 def _taking_keywords(method: Callable[..., Any], names: Set[str]) -> Callable[..., Any]:
-    """Copy a method so that its ``**kwargs`` take names that it has bound."""
     called: Any = getattr(method, "func", method)  # of a partial
     given: tuple[Any, ...] = getattr(method, "args", ())
     keywords: dict[str, Any] = getattr(method, "keywords", {})
@@ -298,15 +297,13 @@ _INVOKING_MODULE: Final[Any] = sys.modules[KernelFunction.__module__]
 
 @dataclass(slots=True)
 class _Unwatched:
-    """What ``_invoke_internal`` takes from the context of an invocation, and puts there."""
-
     kernel: Kernel
     arguments: KernelArguments
     result: FunctionResult | None = None
 
 
 def is_observed(kernel: Kernel) -> bool:
-    """Whether a log, tracer or meter may see invocations, or a method around them is another."""
+    """Whether something may see invocations: a log, a tracer, a meter, another method."""
     return bool(
         _INVOKING_MODULE.logger.isEnabledFor(logging.INFO)
         or is_listening()
@@ -325,11 +322,10 @@ def invoked(
     *,
     observed: bool,
 ) -> Coroutine[Any, Any, FunctionResult | None]:
-    """Invoke a function: directly where nobody could tell the difference, else by its ``invoke``.
+    """Invoke a function: directly where nobody could tell, else by its ``invoke``.
 
     ``invoke`` adds a context, the filters, a span, a metric and lines of a log.
-    ``call_id`` is for the span; ``observed`` is what `is_observed` returned for this
-    batch.
+    ``observed`` is what `is_observed` returned for this batch.
     """
     if observed or _is_watched(function, kernel):
         return function.invoke(kernel, arguments, metadata={"id": call_id})
@@ -450,7 +446,7 @@ def _with_sendable_keys(value: Any) -> Any:
 
 
 class ApprovedArgumentsChangedError(PlannerException):
-    """A filter changed a call's function, or arguments that an approval binds; the function did not run."""
+    """A filter changed a function or arguments that an approval binds; nothing ran."""
 
     def __init__(self, function: str) -> None:
         super().__init__(
@@ -459,7 +455,7 @@ class ApprovedArgumentsChangedError(PlannerException):
 
 
 class NotRunAgainError(PlannerException):
-    """A filter asked for another run of a call that is in doubt or has ended; it did not run."""
+    """A filter asked for another run of a call that is in doubt or has ended; nothing ran."""
 
 
 @dataclass(eq=False, repr=False)
@@ -471,8 +467,8 @@ class CallGuard:
     may not run the function gets the outcome of the last run.
 
     Attributes:
-        unchanged: Whether arguments are still those that were decided on; None if they
-            may change.
+        unchanged: Whether arguments are those that were decided on; None if they may
+            change.
         binds: Whether nothing runs with other arguments.
         restart: Records another start, and returns whether it may happen; None allows
             one.
@@ -606,14 +602,14 @@ class CallGuard:
 
 
 def guard_of(value: object) -> CallGuard | None:
-    """Find the guard of a function, or of the call of a filter's context; or None."""
+    """Find the guard of a function, or of a filter's context; or None."""
     return vars(value).get(_ATTACHED)
 
 
 def in_place(
     next: Next, function: KernelFunction, target: KernelFunction, *, streaming: bool
 ) -> Next:
-    """Replace what runs behind the last filter by another copy of the function."""
+    """Run another copy of the function behind the last filter."""
     private: Any = target
     run: Next = (
         private._invoke_internal_stream if streaming else private._invoke_internal

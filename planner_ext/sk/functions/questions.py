@@ -48,9 +48,9 @@ class Question:
 class Clarifier(Protocol):
     """Answers the model's questions for the user. A plain function, sync or async, satisfies the protocol.
 
-    A text, or a `Clarification` with its cost, answers the question. After None or a
-    blank text a call of ``UserInteraction-AskUser`` waits for a person, and a plain
-    reply counts as it would without a clarifier.
+    A text, or a `Clarification` with its cost, answers. After None or a blank text a
+    call of ``UserInteraction-AskUser`` waits for a person, and a plain reply counts as
+    it would without a clarifier.
 
     A sync function runs in a thread. Only the run's ``deadline`` limits its time. A
     stop takes effect after the answer, a cancellation at once. An exception ends the
@@ -77,7 +77,7 @@ class AskedClarifier:
         return getattr(self.clarifier, "is_model", False) is True
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
-        """Ask the clarifier; raises what it raises, and for an answer of another type."""
+        """Ask the clarifier; refuse an answer of another type."""
         question = Question(
             text=request.question,
             goal=state.goal,
@@ -141,5 +141,5 @@ class UserInteraction:
 
 @cache
 def own_function(name: str) -> KernelFunction:
-    """Return a function of `UserInteraction`, by its own name; made once, and never changed."""
+    """Return a function of `UserInteraction`, by its own name; made once."""
     return KernelPlugin.from_object(OWN_PLUGIN, UserInteraction()).functions[name]

@@ -90,7 +90,7 @@ Select = Callable[[Sequence[KernelFunction]], Sequence[KernelFunction]]
 
 
 class RequestBehavior(FunctionChoiceBehavior):
-    """Tells a connector which functions one request offers; the connector never invokes them."""
+    """Tells a connector which functions one request offers; none is invoked by it."""
 
     offered: list[KernelFunctionMetadata] = []  # noqa: RUF012  (a pydantic field: copied for each instance)
     schemas: list[Any] = []  # noqa: RUF012  (likewise)
@@ -103,7 +103,7 @@ class RequestBehavior(FunctionChoiceBehavior):
         *,
         schemas: Sequence[Any] = (),
     ) -> Self:
-        """Offer these functions, and those of the caller's own schemas, under this tool choice."""
+        """Offer these functions, and the caller's own schemas, under this tool choice."""
         return cls.model_construct(
             type_=_TYPES[choice],
             offered=offered,
@@ -119,7 +119,7 @@ class RequestBehavior(FunctionChoiceBehavior):
         update_settings_callback: Callable[..., None],
         settings: PromptExecutionSettings,
     ) -> None:
-        """Let the connector write the functions into its settings, then add the caller's own schemas."""
+        """Let the connector write the functions, then add the caller's own schemas."""
         super().configure(kernel, update_settings_callback, settings)
         if self.schemas:
             written: Any = settings
@@ -139,8 +139,8 @@ class ToolSet:
 
     Attributes:
         functions: By fully qualified name, as of the last `refresh`.
-        schema_only: Names in the settings' own tool schemas that the kernel lacks.
-        schemas: Those schemas.
+        schemas: The settings' own tool schemas for which the kernel has no function.
+        schema_only: The names in them.
         available: Whether there is anything to call.
         reads: Whether the function that reads on in a result is offered.
     """
@@ -197,7 +197,7 @@ class ToolSet:
 
     @property
     def tools(self) -> Mapping[str, "Tool"]:
-        """The descriptions, as the functions were declared when first asked for after a `refresh`."""
+        """The descriptions, as of their first use after a `refresh`."""
         if self._tools is None:
             self._tools = {
                 name: tool_of(function) for name, function in self.functions.items()
@@ -206,14 +206,14 @@ class ToolSet:
 
     @property
     def metadata(self) -> list[KernelFunctionMetadata]:
-        """The functions as a connector takes them: without the parameters that the model does not fill."""
+        """The functions without the parameters that the model does not fill."""
         return [
             _without(self.tools[name].hidden, function.metadata)
             for name, function in self.functions.items()
         ]
 
     def reserve_reading(self) -> None:
-        """Refuse a kernel that has a function with the name of the one that reads on in a result."""
+        """Refuse a kernel that has a function of the name of `read_result`."""
         if not self.reads and READ_RESULT in self.functions:
             raise InvalidOptionError(
                 f"The kernel has a function {READ_RESULT!r}, which is the name of the one with which the model reads "
@@ -261,7 +261,7 @@ class _Results:
 
 @cache
 def read_result() -> KernelFunction:
-    """Return the function with which the model reads on in a result; made once, and never changed."""
+    """Return the function with which the model reads on in a result; made once."""
     plugin, _, name = READ_RESULT.rpartition("-")
     return KernelPlugin.from_object(plugin, _Results()).functions[name]
 
@@ -290,8 +290,8 @@ class Tool:
         injected: Those that the run fills, of a function marked with `effect`.
         hidden: Those that the model does not fill: injected ones, and those of
             `INJECTED` that the signature asks for.
-        unasked: Those with a name in `INJECTED` that only a schema or ``**kwargs``
-            names. Semantic Kernel would fill them in, too; see ``execution.runnable``.
+        unasked: Those of `INJECTED` that only a schema or ``**kwargs`` names. Semantic
+            Kernel would fill them in, too; see ``execution.runnable``.
         loose: Those of ``parameters`` that the signature does not name; the
             application's arguments are not meant for them.
         refusal: Why the function cannot be called, for the model, or "".
@@ -301,10 +301,10 @@ class Tool:
             type, schema and default, not of descriptions.
         schema, offer: JSON text of the parameters, and of the function in a request to
             OpenAI; "" if that is not JSON.
-        blocks: Whether it is synchronous, so that it would block the event loop.
+        blocks: Whether it is synchronous.
         restarts: Whether its call may start again, as declared by `effect`.
-        asks_model: Whether it may ask a model: a prompt, an agent, or a function that
-            takes the kernel or a service.
+        asks_model: A prompt, an agent, or a function that takes the kernel or a
+            service.
         defaults: JSON text of the defaults which can be written.
     """
 
@@ -327,7 +327,7 @@ class Tool:
     defaults: Mapping[str, str]
 
     def said(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the converted values that differ from the parameters' defaults; None if all do."""
+        """Return the values that differ from the parameters' defaults; None if all do."""
         if self.defaults.keys().isdisjoint(values):
             return None
         rest = {
@@ -488,7 +488,7 @@ def agent_of(method: Any) -> Any:
 
 
 def contents_of(cell: CellType) -> Any:
-    """Read a variable of a closure; None for one that has no value yet."""
+    """Read a variable of a closure; None if it has no value yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -496,7 +496,6 @@ def contents_of(cell: CellType) -> Any:
 
 
 def _signature_of(method: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Name a method's parameters: those taken by name, and the others, as ``**kwargs``."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(method).parameters
     own = frozenset(name for name, one in parameters.items() if one.kind in by_name)

@@ -217,8 +217,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
                 ``maximum_auto_invoke_attempts``.
 
         Raises:
-            PlannerInvalidConfigurationError: If a key or a type is unknown, or a value
-                is invalid.
+            PlannerInvalidConfigurationError: If a key, a type or a value is invalid.
         """
         _refuse_unknown("from_dict", data, _DICT_KEYS)
         auto_invoke = data.get("auto_invoke", False)
@@ -243,7 +242,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
     @classmethod
     def from_string(cls, data: str) -> Self:
-        """Make the behaviour of the named type with its defaults: "auto", "none" or "required", in any case.
+        """Make the behaviour of the named type: "auto", "none" or "required", in any case.
 
         Raises:
             PlannerInvalidConfigurationError: If the name is another one.

@@ -110,8 +110,7 @@ class RunContext:
     Attributes:
         options: The door's, with those of everything around and inside the run.
         parent: The run inside whose function this run started, or None.
-        chat, functions: The engine's ports to the connector and to the functions.
-        gate: Decides the run's calls, and reviews the edits of persons.
+        chat, functions: The engine's ports.
         shared: The budgets shared with other runs, those of ``parent`` included.
         meter: Makes the meter of the requests, given ``limits``.
         invocation: The spans and metrics; None if nobody listens.
@@ -143,7 +142,7 @@ class RunContext:
         return uuid4().hex if self.tape is None else self.tape.run_id(goal)
 
     def rules(self) -> Rules:
-        """Build the run's `Rules`. With ``Required``, attempts count forced rounds and are not a limit."""
+        """Build the run's `Rules`; under ``Required`` attempts count forced rounds and are no limit."""
         options = self.options
         behavior = self.behavior
         required = behavior.type_ is FunctionChoiceType.REQUIRED
@@ -216,7 +215,7 @@ class RunContext:
         follow: Callable[[State, Fact], None] | None = None,
         budget: BudgetHandle | None = None,
     ) -> Engine:
-        """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
+        """Make the engine that drives a journal; for ``follow`` see `planner_ext.engine.ports.Ports`."""
         options = self.options
         chat = self.chat
         completed = options.iteration_completed
@@ -295,7 +294,7 @@ class RunContext:
     async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         """Record the first new facts, and run an engine to its next pause or end.
 
-        Every exception has the history and a checkpoint.
+        An exception carries the history and a checkpoint.
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
@@ -353,25 +352,11 @@ def prepare(
 ) -> RunContext:
     """Prepare one run for a door, each part from those before it.
 
-    Args:
-        kernel: The application's.
-        service: The connector, without services around it that make runs.
-        settings: Of every request; a copy in the connector's own class is used.
-        options: The door's, merged with those of the services around the connector.
-        arguments: The application's.
-        streaming: Whether requests are streamed.
-        parent: The run inside whose function this run starts.
-        wrap: Charges the services that functions find.
-        stop: Ends the run from outside; None is that of ``parent``.
-        store: Keeps the journal.
-        select: Narrows the functions that the settings' behaviour offers.
-        final_answer: The planner's own function, if offered.
-        ask_user: The planner's own function, if offered.
-        max_completion_tokens: Of each reply; None and 0 leave the settings as they are.
-        plan_settings: The settings in which the plan request differs.
-        form: The form of the answer.
-        prompts: Makes the planner's prompts, given the functions that are offered.
-        planner: Makes the run; not offered inside it.
+    A door gives the connector and the options without the services around it that make
+    runs; see `unwrapped`. ``wrap`` charges the services that functions find. ``stop``
+    is that of ``parent`` if None. ``select`` narrows the functions that the settings'
+    behaviour offers; the planner's own come beside them. ``prompts`` is called with
+    what is offered.
     """
     sent = connector_settings(service, settings)
     if max_completion_tokens:
@@ -534,7 +519,7 @@ def _invocation(
 
 
 def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
-    """List the functions of a kernel if nothing can decide their calls; services that make runs themselves can."""
+    """List a kernel's functions if nothing can decide their calls."""
     inner: list[Any] = [
         getattr(service, "options", None) for service in kernel.services.values()
     ]
@@ -559,7 +544,7 @@ def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
 
 
 def _report_unreachable(rules: Rules, told: DecisionsTaken) -> None:
-    """Log once for an object whose budget another limit keeps from being reached."""
+    """Log once if another limit ends an object's runs before its budget."""
     most = rules.limits.max_iterations
     attempts = rules.use_attempts
     if (
@@ -688,7 +673,7 @@ def checked_messages(
     on_invalid_history: Literal["refuse", "repair"],
     kernel: Kernel,
 ) -> list[ChatMessageContent]:
-    """Return a history that may be sent, refused or repaired; each result becomes a separate message."""
+    """Return a history that may be sent, refused or repaired; one message for each result."""
     offered = FunctionNames(kernel)
     if on_invalid_history == "repair":
         return one_result_each(repair_history(messages, offered))
@@ -708,7 +693,7 @@ def function_names(kernel: Kernel) -> set[str]:
 def refuse_unknown(
     option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()
 ) -> None:
-    """Refuse the names in an option that are neither ``there`` nor, unlisted in the error, accepted ``also``."""
+    """Refuse names that are neither ``there`` nor, unlisted in the error, accepted ``also``."""
     if unknown := sorted(set(given) - there - also):
         known = sorted(there)
         more = len(there) - _MOST_NAMES

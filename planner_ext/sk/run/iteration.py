@@ -26,9 +26,8 @@ class FunctionInvocationIterationContext:
     Attributes:
         iteration: The 0-based iteration whose calls now have their results.
         total_usage: Tokens, cost and active time of the run so far.
-        messages: Copies of all messages of the run. Change or replace the list to
-            compact the history; a message with calls and its results must stay, or go,
-            together.
+        messages: Copies of all messages. Change or replace the list to compact the
+            history; a message with calls and its results must stay, or go, together.
         response: The reply whose calls ran.
         is_streaming: Whether replies are streamed.
         terminate: Set to True to end the run: the results are kept, no further request
@@ -63,7 +62,7 @@ class IterationCompletedHook:
     )
 
     async def completed(self, state: State) -> Mapping[str, Any]:
-        """Call the callback and return what it asked for: a termination, changed messages, or neither."""
+        """Call the callback; return the termination or the messages that it asked for."""
         before = tuple(self.messages(state.transcript))
         shown = self._copies(before)
         context = FunctionInvocationIterationContext(

@@ -2,15 +2,14 @@
 
 To add an option:
 
-1. Declare it in `RunOptions`: its type, how it is validated and merged, its default,
-   and its documentation.
-2. Add the field of `CheckedOptions` that runs read. Service, handler and session then
-   take the option by keyword.
-3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs one
-   of its own.
+1. Declare it in `RunOptions`: type, how it is validated and merged, default,
+   documentation.
+2. Add the field of `CheckedOptions` that runs read. The other doors then take it by
+   keyword.
+3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs
+   one.
 
-``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for each door that
-lacks it.
+``tests/test_options.py`` needs a value of it in ``GIVEN``.
 """
 
 import inspect
@@ -208,7 +207,7 @@ def _limit(name: str, value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Option:
-    """How an option is read, given its name and value, and merged with that of a wrapped service."""
+    """How an option is read, given name and value, and merged with a wrapped service's."""
 
     read: Callable[[str, Any], Any]
     merge: Callable[[Any, Any], Any] = _own
@@ -333,7 +332,7 @@ DEFAULTS: Mapping[str, object] = {
 
 
 def takes_run_options(function: _F) -> _F:
-    """Spell out `RunOptions` in the signature of a function that takes them as ``**options``."""
+    """Spell out `RunOptions` in the signature of a function with ``**options``."""
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     shared = [
@@ -408,8 +407,7 @@ class CheckedOptions:
         """Merge with the settings of a wrapped service, each option by its rule in `RunOptions`.
 
         Of each limit the tighter applies, the service's interceptors come last, and its
-        callbacks and key fill in for missing ones. Execution, clock, pacing and the
-        treatment of invalid histories and finish reasons are this door's alone.
+        callbacks and key fill in for missing ones. Other options are this door's alone.
         """
         merged: dict[str, Any] = {
             name: option.merge(getattr(self, name), getattr(inner, name))
@@ -420,7 +418,7 @@ class CheckedOptions:
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
     def inside(self, parent: ParentRun) -> "CheckedOptions":
-        """Add what the run around a nested run sets; refuse a run that it has nothing left for."""
+        """Add what the run around a nested run sets; refuse the run if that may make none."""
         parent.check()
         if (limit := parent.tab.left().used_up()) is not None:
             raise nothing_left(limit)

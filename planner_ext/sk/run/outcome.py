@@ -37,7 +37,7 @@ PAUSED_TEXT = "This run waits for a decision."
 
 
 def waits(message: ChatMessageContent) -> bool:
-    """Whether it is what an agent added to its thread for a turn that waits for a decision.
+    """Whether an agent added it to its thread for a turn that waits for a decision.
 
     An agent names what it adds, and keeps only the text of a stream. A message without
     a name is of a caller who keeps the history, and may continue without the call.
@@ -69,7 +69,7 @@ def refuse_waiting(messages: Sequence[ChatMessageContent]) -> None:
 
 
 def status_of(state: State) -> Status:
-    """Return how a run ended, or whether it waits for answers only (``asked``) or for a decision."""
+    """Return how a run ended, or whether it waits for answers only (``asked``) or a decision."""
     if state.ended is not None:
         return state.ended.status
     return "asked" if only_asks(state) else "paused"
@@ -78,7 +78,7 @@ def status_of(state: State) -> Status:
 def chat_history(
     state: State, written: Sequence[ChatMessageContent] | None = None
 ) -> ChatHistory:
-    """Convert a run's transcript; a batch that was returned to the caller comes last."""
+    """Convert a run's transcript; calls that the caller is to run come last."""
     messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
         messages += render((state.batch.message,))
@@ -91,8 +91,8 @@ def final_message(
     """Build the message that a service returns: an assistant message, safe to add to the history.
 
     It carries calls only if they are returned to the caller. Where a filter ended the
-    run it is, as in Semantic Kernel's loop, the tool message with the results of the
-    last batch. Its metadata is the last reply's, with the run's outcome.
+    run it is, as in Semantic Kernel's loop, the tool message with the last batch's
+    results.
     """
     reply = last_reply(facts)
     status = status_of(state)
@@ -211,7 +211,7 @@ def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) 
 def run_not_answered(
     state: State, checkpoint: Checkpoint, reason: str
 ) -> UnansweredRunError:
-    """Make the error for a run that has no answer, with its history and its usage."""
+    """Make the error for a run that has no answer."""
     return not_answered(
         status=status_of(state),
         reason=reason,

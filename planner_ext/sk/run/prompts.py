@@ -94,7 +94,7 @@ def step_message(purpose: str, *, hands_over: bool = False) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """The prompts of a planner, as given and as parsed templates; make one with `read`."""
+    """A planner's prompts, as given and parsed; make one with `read`."""
 
     plan_yaml: str
     step_prompt: str
@@ -104,7 +104,7 @@ class Templates:
 
     @classmethod
     def read(cls, plan_yaml: str, step_prompt: str) -> "Templates":
-        """Read the YAML of a plan prompt, and the template that opens the steps."""
+        """Read the YAML of a plan prompt, and the template of the steps."""
         with _template_errors(
             "get_initial_plan must return the YAML of a prompt template", plan_yaml
         ):
@@ -372,7 +372,6 @@ def _refused(problem: str) -> InvalidOptionError:
 
 
 def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse an invalid schema, and one with references that lead out of it."""
     from planner_ext.engine.schemas import schema_problem  # noqa: PLC0415  (loaded for runs with a form only)
 
     if problem := schema_problem(schema):

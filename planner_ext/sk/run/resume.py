@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_record(state: State) -> None:
-    """Refuse the record of a run that cannot continue, or whose calls contradict themselves."""
+    """Refuse the record of a run that cannot continue, or contradicts itself."""
     if (state.phase, "Resumed") not in TRANSITIONS:
         raise InvalidCheckpointError(
             "Expected the checkpoint of a run that waits or has ended; "
@@ -150,8 +150,8 @@ async def let_in(
 ) -> None:
     """Ask the application's hook about each decision, before any of them counts.
 
-    Without a hook a question with roles cannot be decided. The application vouches for
-    the author of ``verified`` calls.
+    Without a hook no question with roles is decided, unless the application vouches for
+    its author: ``verified``.
     """
     for call, call_id, decision in calls:
         if not isinstance(decision, Approve | Deny | Supply):
@@ -200,8 +200,6 @@ ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Re
 
 @dataclass(frozen=True, slots=True)
 class _DecisionFacts:
-    """Turns decisions on calls of one paused run into facts."""
-
     state: State
     functions: Functions
     review_edit: ReviewEdit
@@ -346,7 +344,6 @@ class _DecisionFacts:
         )
 
     def _unbound(self, call: Call, decision: Approve, name: str) -> str | None:
-        """Say why an approval was not given for the call that would run, or None."""
         if decision.fingerprint not in (None, call.decided_fact.fingerprint):
             return (
                 f"The approval of {name} was given for another call or other arguments: its fingerprint is "
@@ -425,14 +422,14 @@ _LEFT_BEHIND: "OrderedDict[str, None]" = OrderedDict()
 
 
 def leave_behind(run_id: str) -> None:
-    """Remember that a run's conversation continued, for `refuse_late`; in this process, the newest 10,000."""
+    """Remember for `refuse_late` that a conversation continued; in this process, the newest 10,000."""
     _LEFT_BEHIND[run_id] = None
     while len(_LEFT_BEHIND) > _REMEMBERED_CONVERSATIONS:
         _LEFT_BEHIND.popitem(last=False)
 
 
 def refuse_late(state: State, later: str | None) -> None:
-    """Refuse to resume what is open in a conversation that continued, with a ``later`` message or another prompt."""
+    """Refuse to resume what is open in a conversation that continued."""
     if later is not None:
         later = f"a message {later}"
     elif state.run_id in _LEFT_BEHIND:
@@ -497,7 +494,6 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 
 
 def _asked_again(fact: CallDecided) -> tuple[object, ...]:
-    """Tell a call that waits again, edited or for others, from the one decided before."""
     edited = (fact.edited,) if fact.edited else ()
     return (
         (*edited, fact.source, sorted({*fact.roles}))
@@ -541,7 +537,7 @@ def cancelling_facts(
 def end_cancelled(
     checkpoint: Checkpoint, facts: Sequence[Fact], taken: Sequence[DecisionsTaken]
 ) -> State:
-    """Take the decisions of a cancellation, log its facts, and return the ended run."""
+    """Take a cancellation's decisions, log its facts, and return the ended run."""
     Taking(taken, calls_taken(checkpoint.facts, facts)).take()
     state = fold((*checkpoint.facts, *facts))
     log_facts(state, facts, kept=False)
@@ -561,7 +557,7 @@ def _as_it_is(call: ToolCall) -> ToolCall:
 
 @frozen
 class ResumeRequest:
-    """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
+    """A checkpoint, the decisions on its pending calls, and a budget that replaces its own.
 
     Attributes:
         decided_at: When each decision was made, by call id; else now.
@@ -590,7 +586,7 @@ class ResumeRequest:
         """Convert the request to facts: all decisions, or none.
 
         A call waits again if its edit raises another question, with the edited
-        arguments; if others are asked about it, too, whose ``always`` is not kept; or
+        arguments; if others are asked about it, too, and then no ``always`` is kept; or
         if it would now get another value, with a new fingerprint. An undecided call
         whose question has expired is answered as expired.
 
@@ -639,7 +635,7 @@ async def recovery_facts(
     in_doubt: InDoubt,
     at: float,
 ) -> tuple[Fact, ...]:
-    """List the facts with which an interrupted run is resumed; a call in doubt that a person must decide gets none.
+    """List the facts that resume an interrupted run; a call in doubt that a person must decide gets none.
 
     No started call has finished: the run's process died.
     """

@@ -93,16 +93,15 @@ class ServiceRequest:
 
 @dataclass(kw_only=True, eq=False)
 class ServiceRun:
-    """Drives one run and adds each batch to the caller's history as soon as it has settled.
+    """Drives one run, and adds each settled batch to the caller's history at once.
 
     Attributes:
-        history: The caller's.
         facts: The journal that is resumed.
         new: The facts after it: started, or resumed with the decisions of ``taking``.
         known: How many messages of the transcript are already in the history.
         transcript: The messages of a resumed run, which the history may lack.
-        resumed: The history of a resumed run, as it was brought up to date.
-        added: The messages that were added to it since.
+        resumed: The history of a resumed run, brought up to date.
+        added: The messages that were added since.
         final: The message for the caller, once the run has ended or waits.
     """
 
@@ -217,8 +216,7 @@ class _Stream:
     """Builds chunks with their round trip and one model id, so that those of a round trip can be added up.
 
     Text is passed on as it arrives. Calls are sent whole, once their batch has its
-    results or they are returned to the caller, with the ids and arguments of the
-    history.
+    results or they are returned to the caller.
 
     Attributes:
         settled: The messages of each batch that has its results, by iteration.
@@ -232,7 +230,6 @@ class _Stream:
         self._said = ""
 
     def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
-        """Convert an event to chunks."""
         assert isinstance(event, _SHOWN), "no other event is passed on"
         if (
             event.iteration != self._trip
@@ -278,7 +275,7 @@ class _Stream:
     def last(
         self, message: ChatMessageContent
     ) -> Iterator[StreamingChatMessageContent]:
-        """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet.
+        """Build the last chunk: the final message's metadata, and what was not sent yet.
 
         Results come last, as in Semantic Kernel's loop. An agent passes no chunk with
         results on, so one before it has the metadata, and alone the usage.
@@ -419,7 +416,7 @@ async def pass_through_streaming(
     kwargs: dict[str, Any],
     request: AbstractAsyncContextManager[Charge],
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-    """Ask the connector once, as a stream; the caller must run the calls in the reply."""
+    """As `pass_through`, as a stream."""
     stored = kwargs.pop("store_final", False)
     reply = ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))

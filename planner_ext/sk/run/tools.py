@@ -108,7 +108,6 @@ class KernelFunctions:
     """The functions of a kernel, as the loop calls them; implements `planner_ext.engine.ports.Functions`.
 
     Attributes:
-        kernel: Its filters surround the functions, which find its services.
         tools: The functions of the last request.
         arguments: The application's; each call gets a shallow copy, with the model's.
         final_answer, ask_user: The planner's own, recognised by identity; never run.
@@ -141,7 +140,7 @@ class KernelFunctions:
     """The iteration in which `is_observed` was asked last: asking takes half as long as a call."""
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-        """Resolve a call by the exact name of a function that was offered, and validate its arguments.
+        """Resolve a call by the exact name of an offered function, and validate its arguments.
 
         ``edited`` is JSON text of arguments that replace the model's. A call that is
         ``unknown`` or ``invalid`` has an answer that the model can act on.
@@ -289,7 +288,7 @@ class KernelFunctions:
         )
 
     def _guard(self, run: _Run) -> CallGuard:
-        """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
+        """Bind filters to what was decided: no other call, and no second run unless it is safe."""
         binds = run.decided is not None and run.decided.binds
         filters = self.decided_by(run.decided)
         tab = current_tab() if run.tool.restarts else None
@@ -473,4 +472,4 @@ def _context_class() -> type[AutoFunctionInvocationContext]:
 
 
 class _TimedOutError(TimeoutError):
-    """The timeout of the execution options, as opposed to one that a function raised itself."""
+    """The timeout of the execution options, as opposed to a function's own."""
