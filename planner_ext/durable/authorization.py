@@ -1,8 +1,7 @@
 """Who may act on a kept run: the application's hook is asked before a store changes anything.
 
-A run that began under an ``authorize`` hook keeps its name among its guards. A process
-without a hook may do nothing to such a run that
-`planner_ext.approval.decisions.RunAction` lists.
+A run that began under an ``authorize`` hook keeps its name among its guards, and is
+closed to a process without one.
 """
 
 from collections.abc import Sequence
@@ -46,9 +45,8 @@ class Doorkeeper:
         """Ask whether a person may act on a run.
 
         Raises:
-            NotAuthorizedError: If the hook refuses, or is missing here although the run
-                began under one, or the call has roles.
-            UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the hook refuses, or is missing here: the run began
+                under one, or the call has roles.
         """
         guards = () if hooks_of(self.authorize) else await store.hooks(run_id)
         await self.check_under(

@@ -37,10 +37,10 @@ class Database(Protocol):
 
     Attributes:
         now: SQL of the database's time, in seconds since the epoch.
-        age: SQL of the seconds since a row of ``planner_workers`` was seen; time
-            without a server does not count.
-        is_locked: SQL of whether the lock of the worker ``owner`` is held; true where
-            `planner_ext.durable.heartbeat.WorkerLocks` alone looks at the locks.
+        age: SQL of the seconds since a worker's row was seen; time without a server
+            does not count.
+        is_locked: SQL of whether the worker ``owner`` holds its lock; true where only
+            `planner_ext.durable.heartbeat.WorkerLocks` knows.
         skip_locked: SQL that ends a SELECT of rows that are to be changed.
         hints: The steps that tell waiting workers that a run may be due.
     """
@@ -61,12 +61,7 @@ class Database(Protocol):
         ...
 
     async def backup(self, path: Path) -> None:
-        """Write a copy into a new file while workers write.
-
-        Raises:
-            StoreError: If the file exists or cannot be written, or this database has
-                its own tool for that.
-        """
+        """Write a copy into a new file while workers write; raise `StoreError` if this is impossible."""
         ...
 
     def connection(self, *, timeout: float) -> AbstractContextManager[Execute]:

@@ -42,15 +42,13 @@ still performs them."""
 class DrivenRuns:
     """The runs that a worker drives, and their calls in flight.
 
-    While a run is driven alone, no call of another run starts: from the end of the
-    others' calls until it has recorded a reply or a result. While the worker drains, no
-    call starts, and a run is interrupted once it has neither a call nor a request in
-    flight.
+    While a run is driven alone, no call of another run starts until it has recorded a
+    reply or a result. While the worker drains, no call starts, and a run is interrupted
+    once nothing of it is in flight.
 
     Attributes:
         stores: The store of each run that is driven now.
-        interrupt: Cancels the task of the run of this name; None unless the worker
-            drains.
+        interrupt: Cancels the task of a run; None unless the worker drains.
     """
 
     def __init__(self) -> None:
@@ -77,7 +75,7 @@ class DrivenRuns:
         self.notify()
 
     async def alone(self, run_id: str, seconds: float) -> bool:
-        """Reserve the worker for one run; False if other runs' calls were still in flight after this time."""
+        """Reserve the worker for one run; False if other calls were still in flight after this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._until(lambda: self._alone in (None, run_id))
@@ -100,7 +98,7 @@ class DrivenRuns:
         return True
 
     def together(self, run_id: str) -> None:
-        """Let calls of other runs start again, if this run is driven alone."""
+        """Let other runs' calls start again."""
         if self._alone == run_id:
             self._alone = None
             if self._limit is not None:
@@ -156,9 +154,6 @@ class ArrivingText:
 
 class DrivenStore:
     """Records a driven run's facts while its calls may start; implements `planner_ext.engine.ports.RunStore`.
-
-    Its block drives the run, and ends with `RunFencedError` if `abandon` interrupted
-    it.
 
     Attributes:
         calls: Those in flight, each as its iteration and index.
@@ -248,14 +243,14 @@ class DrivenStore:
         self._driven.tell_readers(self.writer.run_id)
 
     def leaves(self) -> bool:
-        """Whether the worker drains, and the run is about to start new work with none in flight."""
+        """Whether the worker drains, and the run would now start new work."""
         if not self._driven.is_draining or self.calls:
             return False
         action = next_action(self.writer.state)
         return action is not None and not isinstance(action, _BOOKKEEPING)
 
     def abandon(self) -> None:
-        """Cancel the run's work, unless its end is being recorded: the store may show it already."""
+        """Cancel the run's work, unless its end is being recorded."""
         if not self._ends and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 

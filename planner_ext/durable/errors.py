@@ -17,7 +17,7 @@ from planner_ext.core.errors import PlannerExtError, RunRefusedError, reading
 
 
 class StoreError(PlannerExtError):
-    """A store cannot be used; the message says why, and the way out. Recorded facts stay recorded."""
+    """A store cannot be used; says why, and the way out. Recorded facts stay recorded."""
 
     may_pass = True
 
@@ -27,7 +27,7 @@ class DuplicateRowError(StoreError):
 
 
 class RunFencedError(StoreError):
-    """Another worker continued this run, or it was cancelled; this one stops before its next side effect."""
+    """Another worker continued this run, or it was cancelled."""
 
 
 class WorkerInUseError(StoreError):
@@ -39,15 +39,15 @@ class UnknownRunError(PlannerExtError):
 
 
 class RunConflictError(PlannerExtError):
-    """A run of this name has another goal or other inputs, or is in use and cannot be deleted."""
+    """A run of this name has another goal or inputs, or is in use."""
 
 
 class ApprovalRefusedError(PlannerExtError):
-    """A decision is refused: its call is unknown, expired or altered, or another one."""
+    """A decision cannot be taken: its call is unknown, expired or altered, or another one."""
 
 
 class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):
-    """The ``authorize`` hook refuses an action on a kept run, or is missing here. Nothing was changed."""
+    """The ``authorize`` hook refuses, or is missing here. Nothing was changed."""
 
 
 def reading_row(

@@ -151,7 +151,7 @@ class LeasedWorkers:
         lease_seconds: How long after its last heartbeat this worker counts as alive.
 
     Attributes:
-        on_lapse: Called in the event loop when this worker's lease has lapsed.
+        on_lapse: Called in the event loop when the lease has lapsed.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class LeasedWorkers:
     def dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
         """Return the owners of runs that hold no lock, or were not seen within their lease.
 
-        A worker that was late itself does not judge the lease of others: where the
-        whole machine slept, all were late.
+        A worker that was late does not judge others: where the machine slept, all were
+        late.
         """
         dead = self._locks.missing(
             {owner.worker_id: owner.is_locked for owner in owners}

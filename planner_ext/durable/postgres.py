@@ -177,12 +177,7 @@ class PostgresDatabase:
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
     async def open(self, *, patience: float = 0.0) -> None:
-        """Reach the server, waiting so many seconds, and create missing tables.
-
-        Raises:
-            StoreError: If the server cannot be reached or used.
-            NewerSchemaError: If a newer version of this package made the tables.
-        """
+        """Reach the server, within so many seconds, and create missing tables."""
 
         async def prepare() -> None:
             async with await _connect(self._url) as connection:
@@ -368,12 +363,10 @@ class _StoreConnection:
 
 
 class PostgresWorkers:
-    """Holds this process's lock as a worker of a database, in a session of its own.
-
-    The same session listens for hints, so that its loss is noticed at once.
+    """Holds this process's lock as a worker, in a session that listens for hints, too: its loss is noticed at once.
 
     Attributes:
-        name: The worker's name; one process may have it at a time.
+        name: One process may have it at a time.
         worker_id: A unique id; a restarted worker gets a new one.
         hinted: Set at a notification.
 

@@ -76,16 +76,7 @@ class SqliteDatabase:
 
     @classmethod
     async def open(cls, path: Path, *, create: bool = True) -> Self:
-        """Open a file, and create its tables if they do not exist.
-
-        Args:
-            path: The file.
-            create: Whether to create a missing file.
-
-        Raises:
-            StoreError: If it cannot be used; says why, and the way out.
-            NewerSchemaError: If a newer version of this package made it.
-        """
+        """Open a file, and create its tables if they do not exist."""
 
         def opened() -> Self:
             file = (
@@ -535,7 +526,7 @@ def new_file(path: Path) -> Generator[None]:
 
 
 def _create_private(path: Path) -> int:
-    """Create a file that only its owner may use, under any umask; follow a link to a missing file."""
+    """Create a file that only its owner may use, under any umask."""
     descriptor = os.open(
         os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600
     )

@@ -265,7 +265,6 @@ class Look:
     Attributes:
         has_free: Whether a due run has neither an owner nor a death.
         has_died: Whether a due run has no owner, and a death.
-        owners: Those of runs, and the worker that reads.
     """
 
     has_free: bool
@@ -330,7 +329,7 @@ class JournalStore:
         return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
 
     async def hooks(self, run_id: str) -> tuple[str, ...]:
-        """Read the names of the ``authorize`` hooks that a run is bound to."""
+        """Read the names of a run's ``authorize`` hooks."""
         if not (rows := await self._rows(_GUARDS, run_id=run_id)):
             raise _unknown(run_id)
         return hooks_in(run_id, *rows[0])
@@ -346,7 +345,7 @@ class JournalStore:
     async def load_driven(
         self, run_id: str
     ) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
-        """Read a run as `load` does, its new budget, and the rows of its `decisions`."""
+        """Read a run, its new budget, and the rows of its `decisions`."""
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         runs, facts, decided = await self.database.transact(
             (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
@@ -360,7 +359,7 @@ class JournalStore:
     async def load_since(
         self, run_id: str, seen: int, *, now: float
     ) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
-        """Read a run, whether it `continues`, and its journal without the first ``seen`` facts."""
+        """Read a run, whether it `continues`, and its facts after the first ``seen``."""
         values: dict[str, Value] = {"run_id": run_id, "now": now, "seen": seen}
         rows, facts = await self.database.transact(
             (_RUN_AND_DUE, values), (_JOURNAL, values)
@@ -377,7 +376,7 @@ class JournalStore:
         return record, bool(rows[0][-1])
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
-        """Read a run's journal without its first ``seen`` facts."""
+        """Read a run's facts after the first ``seen``."""
         return read_facts(
             run_id, await self._rows(_JOURNAL, run_id=run_id, seen=seen), first=seen
         )
@@ -391,11 +390,7 @@ class JournalStore:
         offset: int = 0,
         **filters: Unpack[RunFilters],
     ) -> list[RunRecord]:
-        """List runs with what they wait for, the most recently updated first; a damaged row is skipped and logged.
-
-        Raises:
-            StoreError: If a filter, limit or offset is invalid.
-        """
+        """List runs with what they wait for, the last updated first; a damaged row is skipped and logged."""
         where, values = where_clause(status, filters)
         rows = await self._rows(
             PAGE.format(where=where), **values, **_page(limit, offset), now=now
@@ -422,7 +417,7 @@ class JournalStore:
         )
 
     async def stats(self, now: float) -> RunStats:
-        """Read the numbers of the store, from indexes alone."""
+        """Read the numbers of the store, from indexes."""
         statuses, retrying, oldest = await self.database.transact(
             ("SELECT status, COUNT(*) FROM planner_runs GROUP BY status", {}),
             (
@@ -455,7 +450,7 @@ class JournalStore:
         return StoreMarks(number=number, waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
-        """Look for due runs without an owner, and for the owners of runs."""
+        """Look for due runs without an owner, and for the owners."""
         values: dict[str, Value] = {"now": now, "skip": _listed(skip)}
         found, owners = await self.database.transact(
             (_LOOK, values), (self._owners(), {"me": me})
@@ -474,7 +469,7 @@ class JournalStore:
     async def claim_free(
         self, now: float, me: str, *, skip: Collection[str], limit: int
     ) -> list[str]:
-        """Make a worker the owner of the oldest due runs without an owner or a death; return their names.
+        """Own the oldest due runs without an owner or a death; return their names.
 
         A damaged row is left out, and gets the owner, so that it is not claimed again.
         """
@@ -514,7 +509,7 @@ class JournalStore:
     async def tell(
         self, records: Sequence[RunRecord], *, again_after: float
     ) -> tuple[str, ...]:
-        """Note that due runs are named to a caller; return those that no other caller was named."""
+        """Note that runs are named to a caller; return those that no other one was named."""
         statement = _TELL.format(
             now=self.database.now, skip_locked=self.database.skip_locked
         )
@@ -530,14 +525,14 @@ class JournalStore:
         return tuple(str(run_id) for rows in told for (run_id,) in rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
-        """Whether a run is driven or due: it has not ended, and waits for no decision or date."""
+        """Whether a run is driven or due."""
         statement = f"SELECT {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
         if not (rows := await self._rows(statement, run_id=run_id, now=now)):
             raise _unknown(run_id)
         return bool(rows[0][0])
 
     async def set_budget(self, run_id: str, text: str | None) -> bool:
-        """Store a run's new budget as JSON text, or remove it; False if the run has ended."""
+        """Store a new budget, or remove it; False if the run has ended."""
         statement = f"""
             UPDATE planner_runs SET new_budget = :text
             WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
@@ -552,7 +547,7 @@ class JournalStore:
         seen: str | None,
         counts: tuple[int, int] | None = None,
     ) -> bool:
-        """Make a worker the owner of a run whose owner is still ``seen``; store its deaths and progress."""
+        """Own a run whose owner is still ``seen``; store its deaths and progress."""
         statement = """
             UPDATE planner_runs
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
@@ -575,7 +570,7 @@ class JournalStore:
         )
 
     async def counts(self, run_id: str, progress: int) -> tuple[int, int]:
-        """Read the faults and the deaths that were counted at this progress."""
+        """Read the faults and deaths that were counted at this progress."""
         statement = "SELECT retries, deaths FROM planner_runs WHERE run_id = :run_id AND progress = :progress"
         rows = await self._rows(statement, run_id=run_id, progress=progress)
         if not rows:
@@ -593,7 +588,7 @@ class JournalStore:
         at: float,
         **values: Value,
     ) -> bool:
-        """Release an unfinished run until its retry or resumption; False if its owner is not ``seen`` any more."""
+        """Release an unfinished run until its retry or resumption; False if its owner is not ``seen``."""
         statement = """
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = :wake_at, problem = :problem, retries = :retries,
@@ -627,7 +622,7 @@ class JournalStore:
         await self._rows(statement, run_id=run_id, at=at)
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
-        """Return the seconds since a worker's last heartbeat, and its lease; None without a row."""
+        """Return the seconds since a worker's heartbeat, and its lease; None without a row."""
         statement = f"SELECT {self.database.age}, lease_seconds FROM planner_workers WHERE worker_id = :worker_id"
         rows = await self._rows(statement, worker_id=worker_id)
         if not rows:
@@ -644,7 +639,7 @@ class JournalStore:
     async def changed_elsewhere(
         self, owner: str
     ) -> list[tuple[str, bool, NewBudget | None]]:
-        """List a worker's runs that were ended, or got a new budget; a damaged budget is logged."""
+        """List a worker's runs that were ended, or got a new budget."""
         statement = f"""
             SELECT run_id, status, new_budget FROM planner_runs
             WHERE owner = :owner AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL)
@@ -662,7 +657,7 @@ class JournalStore:
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
     ) -> Sequence[Row]:
-        """List the rows of open approvals, the oldest first; see `read_approval`."""
+        """List the rows of open approvals, the oldest first."""
         statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
         return await self._rows(
             statement, now=now, run_id=run_id, **_page(limit, offset)
@@ -671,13 +666,13 @@ class JournalStore:
     async def count_open_approvals(
         self, now: float, *, run_id: str | None = None
     ) -> int:
-        """Count the open approvals, of all runs or of one."""
+        """Count the open approvals."""
         return await self._number(
             f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id
         )
 
     def open_approvals_at(self, now: float) -> int:
-        """Count the open approvals on a separate connection, for another thread; blocks it."""
+        """Count the open approvals from another thread, which it blocks."""
         with self.database.connection(timeout=_COUNT_SECONDS) as execute:
             return int(execute(f"{_COUNT_OPEN} {OPEN}", {"now": now})[0][0] or 0)
 
@@ -698,7 +693,7 @@ class JournalStore:
     async def refuse(
         self, run_id: str, key: str, decision: str, *, problem: str, at: float
     ) -> None:
-        """Store a refused decision, as JSON text, and the reason."""
+        """Store a refused decision, and why."""
         statement = """
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)
             VALUES (:run_id, :id, :decision, :problem, :at)
@@ -732,7 +727,7 @@ class JournalStore:
         return bool(rows[0])
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
-        """List the rows of a run's approvals whose decisions no worker has taken yet."""
+        """List the rows of a run's untaken decisions."""
         return await self._rows(_DECIDED, run_id=run_id)
 
     async def reopen(self, key: str, problem: str, *, decision: str, at: float) -> None:
@@ -758,7 +753,6 @@ class JournalStore:
         """Delete a run that has ended, failed or is in quarantine, or also a paused one.
 
         Raises:
-            UnknownRunError: If the store has no such run.
             RunConflictError: If the run is unfinished, or a living worker drives it.
         """
         statuses = (*AT_REST, "paused") if paused else AT_REST
@@ -795,7 +789,7 @@ class JournalStore:
     async def prunable(
         self, *, status: str, before: float, only_guarded: bool
     ) -> AsyncGenerator[tuple[str, tuple[str, ...]]]:
-        """List what `prune` would delete, each with its `hooks`; optionally only those with one."""
+        """List what `prune` would delete, with its `hooks`; optionally only what has some."""
         old = _OLD.format(age=self.database.age)
         guarded = f"AND ({_IS_GUARDED})" if only_guarded else ""
         statement = f"""
@@ -821,7 +815,7 @@ class JournalStore:
         await self.database.close()
 
     async def _delete(self, chosen: str, **values: Value) -> int:
-        """Delete the chosen runs, whose rows a unique owner locks first."""
+        """Delete the chosen runs; a unique owner locks their rows first."""
         owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
         owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
         deletions = [
@@ -860,7 +854,7 @@ class JournalStore:
 
 
 def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> Step:
-    """Return the step, after a run's update, that adds a notice of its new status if a worker subscribed."""
+    """Return the step that adds a notice of a run's new status, if a worker subscribed."""
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {
         "id": uuid.uuid4().hex,

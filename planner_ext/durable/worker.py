@@ -159,7 +159,7 @@ class _Decided(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Drives runs; of two processes with one run, the one whose write to the journal conflicts stops."""
+    """Drives runs; of two processes with one run, one is fenced."""
 
     store: JournalStore
     in_doubt: InDoubt
@@ -337,12 +337,12 @@ class Examined:
 
 @frozen
 class Taken:
-    """What a worker found at one look at the due runs.
+    """What a worker found at one look.
 
     Attributes:
         runs: The names of those that it owns now.
         dead: The owners that died.
-        must_examine: Whether further due runs have a dead owner, or a death.
+        must_examine: Whether other due runs have a dead owner, or a death.
     """
 
     runs: Sequence[str]
@@ -388,7 +388,7 @@ class Claims:
         )
 
     async def examine_or_quarantine(self, record: RunRecord) -> Examined | None:
-        """Examine a run, or quarantine it at the allowed number of deaths; None: it may not be taken."""
+        """Examine a run, or quarantine it after too many deaths; None: it may not be taken."""
         me = self.workers.worker_id
         owner = record.owner
         if record.status in PARKED or await self.is_elsewhere(record):
@@ -467,7 +467,7 @@ class Claims:
             )
 
     async def _quarantined(self, examined: Examined, calls: str) -> bool:
-        """Quarantine a run at the allowed number of deaths; return whether it is reached."""
+        """Quarantine a run after too many deaths; return whether there were."""
         if examined.deaths < self.max_deaths:
             return False
         place = (
@@ -485,7 +485,7 @@ class Claims:
         return True
 
     async def park_fault(self, run_id: str, error: Exception) -> None:
-        """Store when a run is retried after a fault, or that it failed; release it."""
+        """Store when a run is retried, or that it failed; release it."""
         progress, _ = await self._standing(run_id)
         retries, deaths = await self.store.counts(run_id, progress)
         record = await self.store.record(run_id)
@@ -592,11 +592,7 @@ class WorkerPool:
     async def take_due(
         self, job_of: Callable[[str], Job[R]], *, limit: int
     ) -> "list[RunHandle[R]]":
-        """Take due runs that no living worker drives, the oldest first.
-
-        If the caller is cancelled, they are driven nevertheless: other workers could
-        not take them.
-        """
+        """Take due runs without a living worker, the oldest first, even if the caller is cancelled."""
         taking = asyncio.create_task(self._take_due(job_of, limit))
         taking.add_done_callback(_retrieve)
         self._taking = taking
@@ -702,7 +698,7 @@ class WorkerPool:
                 await self.runner.store.release_all(self.workers.worker_id)
 
     def give_up(self) -> None:
-        """Cancel all work: the lease has lapsed, and others may have taken the runs."""
+        """Cancel all work: others may have taken the runs."""
         for store in tuple(self.runner.driven.stores.values()):
             store.abandon()
 
@@ -716,7 +712,7 @@ class WorkerPool:
             task.cancel()
 
     async def _watch_driven(self) -> None:
-        """Pass new budgets to driven runs, and cancel those that were ended elsewhere."""
+        """Pass on new budgets, and cancel runs that were ended elsewhere."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
@@ -746,7 +742,7 @@ class WorkerPool:
         self.runner.driven.tell_readers(run_id)
 
     async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
-        """Drive a run once its present task has ended; a cancellation cancels both."""
+        """Drive a run after its present task; a cancellation cancels both."""
         if before is not None:
             with suppress(Exception):  # reported to those who await that task
                 await before
@@ -791,7 +787,7 @@ class WorkerPool:
         return replace(job, decisions=None, budget=None) if ended else job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
-        """Claim a run, as soon as no other worker drives it and a retry scheduled by it is due."""
+        """Claim a run, once no other worker drives it and no retry waits."""
         waited = False
         while True:
             claim = Claim(
@@ -815,7 +811,7 @@ class WorkerPool:
             await self.runner.clock.sleep(self.poll_seconds)
 
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
-        """Drive a run; log once that its planner refuses it, and count an interrupt as a death."""
+        """Drive a run; log once that its planner refuses it; count an interrupt as a death."""
         try:
             return await self.runner.drive(job, claim=claim)
         except _REFUSALS as error:
@@ -891,7 +887,7 @@ class WorkerPool:
         return handles
 
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
-        """Claim a run whose worker died, unless both it and another one are to be driven alone."""
+        """Claim a run whose worker died; one that is driven alone is not claimed beside another."""
         examined = await self.claims.examine_or_quarantine(record)
         if (
             examined is None

@@ -102,7 +102,7 @@ class StoredBudgetHandle(BudgetHandle):
     """Gives a driven run the budgets that are set in its store, each once.
 
     Attributes:
-        taken: The last one that the run took, as the store holds it.
+        taken: The last one that the run took.
         leaves: Whether the run may do nothing more here.
     """
 
@@ -131,8 +131,8 @@ class Claim:
     """A worker's hold on a run.
 
     Attributes:
-        owner: The worker's unique id, which the run's row must name.
-        is_kept: Whether the worker has kept its lease since it claimed the run.
+        owner: The worker's unique id.
+        is_kept: Whether the worker has kept its lease since.
     """
 
     owner: str
@@ -151,16 +151,14 @@ class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
     A fact that can be computed again is written with the next one: an approval without
-    a person's decision, and the end of a batch. A decision that ends a batch in which
-    no call ran is the intent of the next request and written at once, see
-    `planner_ext.core.machine.may_have_asked`.
+    a person's decision, and the end of a batch. One that is the intent of the next
+    request is written at once, see `planner_ext.core.machine.may_have_asked`.
 
     Attributes:
         facts: The journal, as far as it is in the store.
         state: The fold of all facts.
-        budget: Gives the run other limits.
-        given: Decisions that no row holds, by the id of their approval: as JSON text,
-            with their time. The row gets them with their facts.
+        given: Decisions that no row holds yet, by the id of their approval: as JSON
+            text, with their time.
     """
 
     def __init__(
@@ -326,7 +324,7 @@ class JournalWriter:
 async def cancel_run(
     store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock
 ) -> bool:
-    """Answer every open call of a run, and end it; False if it had ended. The new rows fence its worker."""
+    """Answer every open call of a run, and end it; False if it had ended. Fences its worker."""
     stored = await store.load(run_id)
     read = stored.facts
     state = fold_journal(run_id, stored.facts)
