@@ -41,6 +41,8 @@ Glossary
     claim        A worker's hold on a run in a store, until its lease ends.
     death        The end of a worker's process while it drove a run.
     in doubt     A call that an earlier activation started and did not finish: it may have taken effect.
+    question     What a person is asked: whether a call may run, or, of the kind ``question``, what the model wants to
+                 know. In a store the row that waits for the decision is an approval.
     fingerprint  What a decision binds to: digest of run, iteration, call, function, signature and arguments.
 
 The state
