@@ -45,7 +45,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     """The options of a planner; a run never changes them.
 
     Attributes:
-        max_iterations: As of `planner_ext.Budget`, of both the smaller; a budget given
+        max_iterations: As of `planner_ext.Budget`; the smaller applies. A budget given
             to ``resume`` defaults to it. None means no limit.
         control: How many tool rounds one step may chain. ``iterations_metadata``: as
             many as the budget leaves, charged from the metadata (option 2 of the ADR
@@ -165,7 +165,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
     @property
     def run_options(self) -> RunOptions:
-        """@private The options of every door; the budget's ``max_iterations`` is the smaller of the two."""
+        """@private The options of every door, with the smaller ``max_iterations``."""
         options: Any = {name: getattr(self, name) for name in DEFAULTS}
         options["budget"] = self._spendable
         return options

@@ -86,8 +86,7 @@ class FunctionCallingStepwisePlanner:
             options: None uses the defaults.
 
         Raises:
-            PlannerInvalidConfigurationError: If the options are invalid; names the
-                problem.
+            PlannerInvalidConfigurationError: If the options are invalid.
         """
         self.service_id = (
             None if service_id is None else instance_of("service_id", service_id, str)
@@ -526,7 +525,10 @@ class FunctionCallingStepwisePlanner:
         store: RunStore | None = None,
         authorize: Authorize | tuple[Authorize, ...] | None = None,
     ) -> RunContext:
-        """Find service, settings and functions for one run; ``kept`` are a resumed run's rules."""
+        """Find service, settings and functions for one run.
+
+        A resumed run has the new ``budget``, or the limits of the rules ``kept``.
+        """
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         own = self.options

@@ -80,7 +80,7 @@ class Checkpoint:
     """A run's journal, with its messages and budget, and never the application's arguments.
 
     A planner, service or handler with a ``checkpoint_key`` signs its checkpoints and
-    refuses every other; one made of facts is unsigned. Whoever can write an unsigned
+    refuses every other; one made of facts is unsigned. Anyone who can write an unsigned
     one can put an approval in it: without a key, keep checkpoints where only approvers
     can write.
     """

@@ -146,7 +146,7 @@ ACCEPTED_ID = re.compile("[!-~]+")
 
 
 def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
-    """Name the function as the kernel would, whatever the connector's separator."""
+    """Name the function as the kernel would, with any separator of the connector."""
     if call.plugin_name and call.function_name:
         return f"{call.plugin_name}-{call.function_name}"
     return call.name or call.function_name
@@ -157,7 +157,8 @@ def requested_call(
 ) -> RequestedCall:
     """Read one call of a reply: its name as the kernel has it, its arguments as JSON text.
 
-    An id that is missing, ``used`` or refused by servers is replaced; None keeps it.
+    Its id is added to those ``used``; one that is missing, used or refused by servers is
+    replaced. None keeps the id.
     """
     own = call.id or ""
     if used is not None:

@@ -101,7 +101,6 @@ def before_message_of(
 def _before(
     messages: Sequence[ChatMessageContent], call: FunctionCallContent | None
 ) -> Sequence[ChatMessageContent]:
-    """Return the messages before the one with the call: later ones are its siblings' results."""
     places = range(len(messages) - 1, -1, -1)
     own = [
         place

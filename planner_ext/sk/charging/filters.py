@@ -40,7 +40,6 @@ class CallFilter:
     def __init__(
         self, policy: Interceptor, approver: Approver | None, settings: ApprovalSettings
     ) -> None:
-        """Without an approver, calls wait."""
         self.policy = policy
         self._approver = approver
         self._settings = settings

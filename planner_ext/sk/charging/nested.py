@@ -102,7 +102,7 @@ class ParentRun:
     tab: Tab
 
     def check(self) -> None:
-        """Refuse whatever follows the end of the call, or a stop of its run."""
+        """Refuse requests and functions after the end of the call, or a stop of its run."""
         if self.tab.closed:
             raise NestedRunRefusedError(
                 "The function that was given this kernel has returned, and its call is charged: nothing more can be "

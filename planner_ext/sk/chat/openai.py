@@ -146,7 +146,6 @@ class OpenAITransport:
     """Sends one run's requests to Semantic Kernel's own connectors for OpenAI."""
 
     def __init__(self, service: Any, generic: GenericTransport) -> None:
-        """``generic`` sends the requests that this transport cannot."""
         self._service = service
         self._generic = generic
         self._source: list[ChatMessageContent] = []
@@ -335,7 +334,7 @@ class OpenAITransport:
         return settings.ai_model_id or self._service.ai_model_id
 
     def _path(self, request: ChatRequest) -> str:
-        """Return the path; Azure's client would read the deployment from a body that is not encoded."""
+        """Return the path, with Azure's deployment, which its client cannot read from an encoded body."""
         path = "/chat/completions"
         client = self._service.client
         if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(

@@ -51,8 +51,7 @@ def price_of(
     """Select the price function for a run's requests; None if no cost is counted.
 
     With ``max_cost`` and no function, the list of ``genai-prices`` is loaded: 0.2 s,
-    once per process. The service's URL identifies the provider; a model in the settings
-    overrides the connector's.
+    once per process. A model in the settings overrides the connector's.
 
     Raises:
         PlannerInvalidConfigurationError: If a price is needed and unknown.

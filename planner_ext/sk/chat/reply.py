@@ -85,8 +85,8 @@ def accepted_reply(
 def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
     """Return a function name that servers accept: ``[a-zA-Z0-9_-]``, 1 to 64 characters.
 
-    An acceptable name, or one ``offered`` (None: of any length), is itself; else it is
-    a similar one with the prefix ``unknown_``, which no function has.
+    One that was ``offered`` may be longer; with None each may. A name that servers
+    refuse becomes a similar one with the prefix ``unknown_``, which no function has.
     """
     if _NAME.fullmatch(name) and (
         len(name) <= _LONGEST_NAME or offered is None or name in offered

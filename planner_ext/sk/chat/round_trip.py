@@ -399,9 +399,9 @@ def with_budget_note(
 ) -> ChatMessageContent | None:
     """Copy the newest message with what is left of each limit at its end; None if there is nothing to add.
 
-    After a tool message some providers accept no message but an assistant's. Earlier
-    messages stay the same, for prompt caches. An assistant's message, which the model
-    continues, gets no note.
+    The note is not a message of its own: after a tool message some providers accept
+    only an assistant's. Earlier messages stay the same, for prompt caches. An
+    assistant's message, which the model continues, gets no note.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
         return None

@@ -358,7 +358,6 @@ def _one_system_first(
 def _written(
     messages: Iterable[ChatMessageContent], connector: Connector
 ) -> Iterator[ChatMessageContent]:
-    """Write the items of messages; leave out one of the system or the model without any."""
     used: set[str] = set()
     ids: dict[str | None, str] = {}  # of the newest batch, by those in the history
     for message in messages:

@@ -122,8 +122,9 @@ class ApprovalFilter(CallFilter):
     waits as the run's own.
 
     For rules with ``after``, earlier calls are those in the chat history, without those
-    of the call's own reply, and those that a run of this package made inside them. A
-    call without a history, as under ``function_invocation`` alone, matches every such
+    of the call's own reply, and those that a run of this package made inside them.
+    Calls of a compacted history, or inside functions of the stock loop, are not known.
+    A call without a history, as under ``function_invocation`` alone, matches every such
     rule, except inside a run of this package.
 
     Semantic Kernel starts the calls of a batch together, so a safe sibling may run

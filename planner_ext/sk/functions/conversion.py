@@ -80,7 +80,7 @@ def listed(values: tuple[Any, ...]) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as JSON, to compare it; raises ValueError for infinities."""
+    """Write a value as JSON, to compare it; raises ValueError for a number that is not finite."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
@@ -251,7 +251,7 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
 
 
 def check_exponents(kind: type[Any], value: Any) -> None:
-    """Refuse text that becomes a number, or may in a model, with an exponent over `MAX_EXPONENT`."""
+    """Refuse a text with an exponent over `MAX_EXPONENT` that may become an exact number."""
     if not (issubclass(kind, Number) or _holds_fractions(kind)):
         return
     waiting = [value]

@@ -88,8 +88,8 @@ class ToolExecution:
             auto-function-invocation filters, which may wait for a person. Then it is
             cancelled, the model reads that it did not answer in time and that its
             effect is not known, and the run continues. One that does not end within a
-            second is left behind. None leaves only the run's own (``deadline``,
-            ``max_active_seconds``).
+            second of its cancellation is left behind. None leaves only the run's own
+            (``deadline``, ``max_active_seconds``).
         on_error: What follows when a function raises: ``"report"`` tells the model,
             ``"raise"`` ends the run with ``ToolExecutionError`` when all calls of the
             batch have ended. ``SystemExit`` and any exception in a thread count. An

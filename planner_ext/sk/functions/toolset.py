@@ -90,7 +90,7 @@ Select = Callable[[Sequence[KernelFunction]], Sequence[KernelFunction]]
 
 
 class RequestBehavior(FunctionChoiceBehavior):
-    """Tells a connector which functions one request offers; none is invoked by it."""
+    """Tells a connector which functions one request offers; the connector invokes none."""
 
     offered: list[KernelFunctionMetadata] = []  # noqa: RUF012  (a pydantic field: copied for each instance)
     schemas: list[Any] = []  # noqa: RUF012  (likewise)
@@ -541,7 +541,7 @@ def _document_names(operation: Any) -> Iterator[str]:
 
 
 def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
-    """List properties' names, alone and with their path: the plugin's settings select one form."""
+    """List properties' names, alone and with their path: the plugin's settings choose."""
     for one in properties:
         if one.properties:
             yield from _payload_names(one.properties, f"{prefix}{one.name}.")

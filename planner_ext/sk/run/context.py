@@ -115,7 +115,7 @@ class RunContext:
         meter: Makes the meter of the requests, given ``limits``.
         invocation: The spans and metrics; None if nobody listens.
         plans: Whether a planner makes the run.
-        hands_over: Whether the function that sends the final answer is offered.
+        hands_over: Whether a function sends the final answer.
     """
 
     kernel: Kernel

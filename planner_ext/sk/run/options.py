@@ -68,7 +68,6 @@ class CheckedClock:
     """
 
     def __init__(self, clock: Any) -> None:
-        """Wrap a clock."""
         self._clock = clock
         self._latest = -math.inf
 
@@ -407,7 +406,8 @@ class CheckedOptions:
         """Merge with the settings of a wrapped service, each option by its rule in `RunOptions`.
 
         Of each limit the tighter applies, the service's interceptors come last, and its
-        callbacks and key fill in for missing ones. Other options are this door's alone.
+        callbacks and key fill in for missing ones. Execution, clock, pacing and the
+        treatment of invalid histories and finish reasons are this door's alone.
         """
         merged: dict[str, Any] = {
             name: option.merge(getattr(self, name), getattr(inner, name))

@@ -100,9 +100,9 @@ class ServiceRun:
         new: The facts after it: started, or resumed with the decisions of ``taking``.
         known: How many messages of the transcript are already in the history.
         transcript: The messages of a resumed run, which the history may lack.
-        resumed: The history of a resumed run, brought up to date.
+        resumed: That history, brought up to date.
         added: The messages that were added since.
-        final: The message for the caller, once the run has ended or waits.
+        final: The message for the caller.
     """
 
     history: ChatHistory
@@ -217,9 +217,6 @@ class _Stream:
 
     Text is passed on as it arrives. Calls are sent whole, once their batch has its
     results or they are returned to the caller.
-
-    Attributes:
-        settled: The messages of each batch that has its results, by iteration.
     """
 
     def __init__(self, ai_model_id: str) -> None:

@@ -108,7 +108,6 @@ class KernelFunctions:
     """The functions of a kernel, as the loop calls them; implements `planner_ext.engine.ports.Functions`.
 
     Attributes:
-        tools: The functions of the last request.
         arguments: The application's; each call gets a shallow copy, with the model's.
         final_answer, ask_user: The planner's own, recognised by identity; never run.
         settings, streaming: The request's, for filters.
