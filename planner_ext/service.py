@@ -383,7 +383,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         request = ServiceRequest(
             **{
                 name: kwargs[name]
-                for name in ServiceRequest.__slots__
+                for name in ServiceRequest.__dataclass_fields__
                 if name in kwargs
             }
         )

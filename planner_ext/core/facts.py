@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 from planner_ext.core.limits import Budget
 from planner_ext.core.results import Cut
 from planner_ext.core.values import (
+    NOTHING,
     CallKind,
     Message,
     RequestedCall,
@@ -567,13 +568,13 @@ def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
                 fact.usage, iterations=iterations, active_seconds=fact.seconds
             )
         case CallStarted(function=function):
-            return Usage(tool_calls=1, calls_by_function={function: 1})
+            return updated(NOTHING, tool_calls=1, calls_by_function={function: 1})
         case CallFinished(spent=Usage() as spent):
             return spent
         case IterationCompleted() | BudgetChanged() | Paused() | Ended():
             return Usage(active_seconds=fact.seconds)
         case _:
-            return Usage()
+            return NOTHING
 
 
 def _is_plan_request(fact: Planned | ModelReplied | RequestFailed | Clarified) -> bool:

@@ -4,7 +4,7 @@ Pure; a fact that `planner_ext.core.state.TRANSITIONS` does not allow is refused
 kind of fact has a function that returns the changed fields of the state.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.results import Cut, cut_text, name_of_result
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
 from planner_ext.core.values import (
+    NOTHING,
     CallResult,
     EditedReply,
     TextMessage,
@@ -75,6 +76,46 @@ def apply(state: State, fact: facts.Fact) -> State:
             f"{fact.type} cannot lead from {state.phase} to {after.phase}."
         )
     return after
+
+
+def apply_decisions(state: State, decided: Sequence[facts.CallDecided]) -> State:
+    """Compute the state after the decisions on a reply's calls, as `apply` one by one does.
+
+    Where all of its calls run, in one step.
+    """
+    batch = state.batch
+    if batch is None or not _all_run(state, batch, decided):
+        for fact in decided:
+            state = apply(state, fact)
+        return state
+    calls = row_of(
+        updated(call, decided=fact, erred=False)
+        for call, fact in zip(batch.calls, decided, strict=True)
+    )
+    return updated(
+        state,
+        phase=Phase.CALLING,
+        batch=updated(batch, calls=calls, undecided=0),
+        at=decided[-1].at,
+    )
+
+
+def _all_run(state: State, batch: Batch, decided: Sequence[facts.CallDecided]) -> bool:
+    """Whether these are the first decisions on all calls, none of which changes more than its call."""
+    return (
+        state.phase is Phase.REVIEWING
+        and batch.undecided == len(batch.calls) == len(decided)
+        and all(
+            fact.verdict == "run"
+            and fact.kind == "function"
+            and fact.sticky is None
+            and fact.final_answer is None
+            and fact.index == index
+            and fact.iteration == batch.iteration
+            and fact.call_id == batch.calls[index].request.id
+            for index, fact in enumerate(decided)
+        )
+    )
 
 
 def _run_started(_: State, fact: facts.RunStarted) -> _Changes:
@@ -205,7 +246,7 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
             state, fact.iteration, fact.index, fact.answer, fact.cut
         )
     call = updated(
-        call, decided=fact, starts=0, recorded=Usage(), answer=answer, erred=erred
+        call, decided=fact, starts=0, recorded=NOTHING, answer=answer, erred=erred
     )
     changes.update(_settled(state, _with_call(batch, fact.index, call), usage))
     if state.final_answer is None:

@@ -20,7 +20,14 @@ from planner_ext.core.facts import (
     Rules,
     SharedBudgetsChecked,
 )
-from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem, Usage
+from planner_ext.core.values import (
+    NOTHING,
+    Message,
+    RequestedCall,
+    Tally,
+    TranscriptItem,
+    Usage,
+)
 
 
 class Phase(StrEnum):
@@ -57,7 +64,7 @@ class Call:
     answer: str | None = None
     erred: bool = False
     asked: bool = False
-    recorded: Usage = Usage()
+    recorded: Usage = NOTHING
     inside: frozenset[str] = frozenset()
 
     @property

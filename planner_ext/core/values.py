@@ -219,7 +219,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
-        return self._plus(other, 1)
+        return self if other is NOTHING else self._plus(other, 1)
 
     def __sub__(self, other: "Usage") -> "Usage":
         return self._plus(other, -1)
@@ -235,7 +235,8 @@ class Usage:
                 for name, count in other.calls_by_function.items()
             }
             calls = {name: count for name, count in {**calls, **sums}.items() if count}
-        return Usage(
+        return updated(
+            self,
             iterations=self.iterations + times * other.iterations,
             tool_calls=self.tool_calls + times * other.tool_calls,
             prompt_tokens=self.prompt_tokens + times * other.prompt_tokens,
@@ -257,6 +258,10 @@ class Usage:
             "cost": self.cost or 0.0,
             "seconds": self.active_seconds,
         }
+
+
+NOTHING: Final = Usage()
+"""No usage; to add it costs nothing."""
 
 
 @frozen

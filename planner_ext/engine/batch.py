@@ -262,8 +262,7 @@ class Calls:
             (batch.iteration, index): call for index, call in resolved.items()
         }
         facts = await self._decide(batch, resolved)
-        for fact in facts:
-            await self._journal.record(fact)
+        await self._journal.record_decisions(facts)
         unknown = next(
             (fact.function for fact in facts if fact.kind == "unknown"), None
         )

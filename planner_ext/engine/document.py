@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -27,7 +27,7 @@ from planner_ext.core.errors import (
     reading,
     shown,
 )
-from planner_ext.core.values import EditedReply, Message, Usage
+from planner_ext.core.values import NOTHING, EditedReply, Message
 
 SCHEMA = 1
 """The schema number of facts and documents; a newer one is refused. 1: the first."""
@@ -256,15 +256,12 @@ def _validated(data: object) -> tuple[facts.Fact, ...]:
         ) from error
 
 
-_NOTHING: Final = Usage()
-
-
 def _check_amounts(place: int, fact: facts.Fact) -> None:
     """Refuse amounts that would give back what a run has spent, or that no store can hold."""
     amounts: list[float] = [getattr(fact, "seconds", 0.0)]
     for usage in (
-        getattr(fact, "usage", _NOTHING),
-        getattr(fact, "spent", None) or _NOTHING,
+        getattr(fact, "usage", NOTHING),
+        getattr(fact, "spent", None) or NOTHING,
     ):
         amounts += usage.calls_by_function.values()
         amounts += (

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from planner_ext.core import facts
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.core.fold import apply, fold
+from planner_ext.core.fold import apply, apply_decisions, fold
 from planner_ext.core.machine import (
     IN_DOUBT,
     AskPlan,
@@ -54,7 +54,7 @@ def plain_fact(
     **more: Any,
 ) -> facts.Fact:
     """Turn an action that needs no adapter into its fact, with further values."""
-    values = {name: getattr(action, name) for name in action.__slots__}
+    values = {name: getattr(action, name) for name in action.__dataclass_fields__}
     return _FACT_OF[type(action)](**values, at=at, **more)
 
 
@@ -357,6 +357,14 @@ class Recorder:
                 await self._emit(fact)
         return None
 
+    async def record_decisions(self, decided: Sequence[facts.CallDecided]) -> None:
+        """Record the decisions on the open batch, in one step where nothing watches."""
+        if self._watched or self.state.rules.limits.max_result_tokens is not None:
+            for fact in decided:
+                await self.record(fact)
+        elif decided:
+            self._advance(apply_decisions(self.state, decided), decided)
+
     def _cut(self, fact: facts.Fact, most: int) -> facts.Fact:
         count = self._ports.count_tokens
         match fact:
@@ -414,12 +422,16 @@ class Recorder:
             logger.error(problem, observe, fact.type, exc_info=outcome.error)
 
     def _apply(self, fact: facts.Fact) -> None:
-        self.state = apply(self.state, fact)
-        self.facts.append(fact)
+        self._advance(apply(self.state, fact), (fact,))
+
+    def _advance(self, state: State, applied: Sequence[facts.Fact]) -> None:
+        self.state = state
+        self.facts.extend(applied)
         if self._ports.store is None:
-            log_facts(self.state, (fact,), kept=False)
+            log_facts(state, applied, kept=False)
         if self._ports.follow is not None:
-            self._ports.follow(self.state, fact)
+            for fact in applied:
+                self._ports.follow(state, fact)
 
 
 def takes_run(observer: Any) -> bool:

@@ -7,13 +7,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
-from typing import TypeVar
+from itertools import groupby, pairwise
+from typing import TypeVar, cast
 
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from planner_ext.core.facts import (
+    CallDecided,
     CallFinished,
     CallStarted,
     CallsWithheld,
@@ -24,7 +25,7 @@ from planner_ext.core.facts import (
     Planned,
     Resumed,
 )
-from planner_ext.core.fold import apply, fold
+from planner_ext.core.fold import apply, apply_decisions, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
@@ -164,6 +165,24 @@ def test_a_journal_survives_json_at_every_fact(plan: Plan) -> None:
         read = through_json(facts)
         assert read == list(facts)
         assert fold(read) == state
+
+
+@tried(80)
+@given(plans)
+def test_decisions_in_one_step_change_what_they_change_one_by_one(plan: Plan) -> None:
+    """Wherever decisions stand in a row in a journal, both ways lead to the same state."""
+    state = State()
+    for decided, row in groupby(
+        finished(World(plan)), lambda fact: isinstance(fact, CallDecided)
+    ):
+        facts = list(row)
+        after = state
+        for fact in facts:
+            after = apply(after, fact)
+        if decided:
+            assert apply_decisions(state, cast("list[CallDecided]", facts)) == after
+            event(f"{'all' if after.phase is Phase.CALLING else 'some'} run")
+        state = after
 
 
 @tried(80)

@@ -22,7 +22,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
@@ -344,11 +344,15 @@ def _is_watched(function: KernelFunction, kernel: Kernel) -> bool:
 
 
 def _is_stock(kind: type, members: Mapping[str, str]) -> bool:
+    methods = [getattr(kind, name, None) for name in members]
+    return _are_own(tuple(methods), tuple(members.values()))
+
+
+@lru_cache(maxsize=16)
+def _are_own(methods: tuple[Any, ...], digests: tuple[str, ...]) -> bool:
     from planner_ext.sk.members import is_own  # noqa: PLC0415  (loaded by the first call of a function)
 
-    return all(
-        is_own(getattr(kind, name, None), digest) for name, digest in members.items()
-    )
+    return all(map(is_own, methods, digests))
 
 
 async def _invoked_directly(

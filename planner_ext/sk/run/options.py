@@ -387,7 +387,9 @@ class CheckedOptions:
         """Check options, and fill in the defaults; ``taken`` is the door's memory."""
         if unknown := options.keys() - _OPTIONS.keys():
             name = min(unknown)
-            hint = "" if name in Budget.__slots__ else nearest(name, _OPTIONS)
+            hint = (
+                "" if name in Budget.__dataclass_fields__ else nearest(name, _OPTIONS)
+            )
             raise TypeError(
                 f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}; the options are "
                 f"{', '.join(sorted(_OPTIONS))}. Limits are fields of the budget: budget=Budget(max_iterations=5)."
