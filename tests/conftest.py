@@ -2,15 +2,18 @@
 
 import asyncio
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import certifi
 import pytest
+import pytest_asyncio
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
     from support.postgres import PostgresServer
     from support.processes import Lives
     from support.temporal import TemporalServer
@@ -81,6 +84,15 @@ def lives() -> "Iterator[Lives]":
     lives = Lives()
     yield lives
     lives.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> "AsyncGenerator[Browser]":
+    """Run Chromium once for the session; its tests run in the session's event loop."""
+    from support.browser import chromium
+
+    async with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Chromium as a person uses it, and what every page must keep to: no error, no foreign request, nothing unlabelled."""
 
+import itertools
 import re
 import shutil
 from collections.abc import AsyncGenerator
@@ -16,7 +17,14 @@ from playwright.async_api import (
     async_playwright,
 )
 
-__all__ = ["CHROMIUM", "chromium", "needs_chromium", "problems_of", "window"]
+__all__ = [
+    "CHROMIUM",
+    "chromium",
+    "needs_chromium",
+    "problems_everywhere",
+    "problems_of",
+    "window",
+]
 
 CHROMIUM = (
     shutil.which("chromium")
@@ -88,6 +96,25 @@ async def problems_of(page: Page) -> list[str]:
     return await page.evaluate(_AUDIT)
 
 
+async def problems_everywhere(page: Page) -> list[str]:
+    """List the problems of a page in a wide and in a narrow window, by day and by night, with all details open."""
+    await page.wait_for_load_state()
+    found: list[str] = []
+    for width, scheme in itertools.product((1280, 390), ("light", "dark")):
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.emulate_media(color_scheme=scheme)
+        for is_open in (False, True):
+            await page.evaluate(_FOLDED, is_open)
+            problems = await page.evaluate(_AUDIT)
+            found += [f"{width}, {scheme}: {problem}" for problem in problems]
+    return found
+
+
+_FOLDED = """is_open => {
+  for (const one of document.querySelectorAll("details")) one.open = is_open;
+}"""
+
+
 _AUDIT = """() => {
   const wrong = [], seen = new Set(), all = selector => [...document.querySelectorAll(selector)];
   const shows = el => el.checkVisibility({visibilityProperty: true}) && el.getClientRects().length;
@@ -120,7 +147,8 @@ _AUDIT = """() => {
     if (width < 16 || height < 16) say(`${width} x ${height} pixels`, el);
   }
   const ink = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const parts = colour => {
+  const known = {}, parts = colour => known[colour] ??= read(colour);
+  const read = colour => {
     ink.clearRect(0, 0, 1, 1); ink.fillStyle = colour; ink.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = ink.getImageData(0, 0, 1, 1).data;
     return [r, g, b, a / 255];

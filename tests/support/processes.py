@@ -247,7 +247,7 @@ def _begun(
 
 def _serve(listener: socket.socket, alive: socket.socket) -> None:
     """Fork a process for each program that connects, and send it the exit code, until the tests have ended."""
-    programs: dict[object, tuple[ForkProcess, socket.socket]] = {}
+    programs: dict[socket.socket | int, tuple[ForkProcess, socket.socket]] = {}
     while alive not in (ready := wait([alive, listener, *programs])):
         if listener in ready:
             client, _ = listener.accept()

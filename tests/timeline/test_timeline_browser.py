@@ -1,24 +1,16 @@
 """The pages of runs in a real browser: legible, operable, as wide as the window, and quick for long runs."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from planner_ext.timeline import page_of, timeline_of
-from support.browser import chromium, needs_chromium, problems_of, window
+from support.browser import needs_chromium, problems_everywhere, window
 from support.timeline import eventful, forked, long
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncGenerator[Browser]:
-    """Start Chromium once for all tests."""
-    async with chromium() as browser:
-        yield browser
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_chromium]
 
 
 def written(file: Path, *journals: str) -> str:
@@ -33,31 +25,20 @@ def written(file: Path, *journals: str) -> str:
     return file.as_uri()
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize(
     "journals", [("eventful",), ("paused",), ("eventful", "forked")], ids="-".join
 )
 async def test_a_page_can_be_read_and_operated(
-    browser: Browser,
-    tmp_path: Path,
-    journals: tuple[str, ...],
-    width: int,
-    colours: str,
+    browser: Browser, tmp_path: Path, journals: tuple[str, ...]
 ) -> None:
     """Nothing lacks a name, contrast or room, with all details closed and with all of them open."""
     address = written(tmp_path / "run.html", *journals)
-    size = {"width": width, "height": 900}
-    async with window(browser, address, viewport=size, color_scheme=colours) as page:
+    async with window(browser, address) as page:
         await page.goto(address)
         await page.add_style_tag(
             content=".step { content-visibility: visible !important; }"
         )
-        assert await problems_of(page) == []
-        await page.evaluate(
-            "document.querySelectorAll('details').forEach(one => { one.open = true })"
-        )
-        assert await problems_of(page) == []
+        assert await problems_everywhere(page) == []
 
 
 async def test_details_open_by_keyboard(browser: Browser, tmp_path: Path) -> None:
@@ -76,16 +57,40 @@ async def test_details_open_by_keyboard(browser: Browser, tmp_path: Path) -> Non
 
 
 async def test_a_long_run_opens_without_delay(browser: Browser, tmp_path: Path) -> None:
-    """2,000 facts are painted within a second, the last of them reached, and opened, within another."""
+    """2,000 facts are painted within a second, the last of them reached, and opened, within another.
+
+    A second is one of the page's own processor time, which other programs do not shorten.
+    """
     address = written(tmp_path / "run.html", "long")
     async with window(browser, address) as page:
+        seconds = await processor_time(page)
         await page.goto(address)
-        painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-        assert await page.evaluate(painted) < 1_000
-        end = """new Promise(done => {
-            const began = performance.now(), all = document.querySelectorAll("details"), last = all[all.length - 1];
+        await page.evaluate(_PAINTED)
+        opened = await seconds()
+        assert opened < 1
+        await page.evaluate("""() => {
+            const last = [...document.querySelectorAll("details")].at(-1);
             last.open = true;
             last.scrollIntoView();
-            requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
-        })"""
-        assert await page.evaluate(end) < 1_000
+        }""")
+        await page.evaluate(_PAINTED)
+        assert await seconds() - opened < 1
+
+
+_PAINTED = (
+    """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"""
+)
+
+
+async def processor_time(page: Page) -> Callable[[], Awaitable[float]]:
+    """Make a function that says how long the page's main thread has computed, in seconds."""
+    session = await page.context.new_cdp_session(page)
+    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    async def seconds() -> float:
+        answer = await session.send("Performance.getMetrics")
+        return next(
+            one["value"] for one in answer["metrics"] if one["name"] == "TaskDuration"
+        )
+
+    return seconds
