@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy
@@ -89,7 +88,7 @@ def typed(lives: Lives, folder: Path, line: str) -> str:
     if words[0] in modules:
         done = lives.run(*modules[words[0]], *words[1:], cwd=folder, env=env)
     else:
-        command = [sys.executable if words[0] == "python" else words[0], *words[1:]]
+        command = [lives.python if words[0] == "python" else words[0], *words[1:]]
         done = subprocess.run(
             command,
             cwd=folder,
