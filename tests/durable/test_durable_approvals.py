@@ -20,6 +20,7 @@ from support.durable import (
     GOAL,
     deciding_life,
     effects_in,
+    on_sqlite,
     open_runs,
     pays,
     store_neutral,
@@ -70,6 +71,7 @@ async def test_a_run_that_waits_is_decided_while_no_worker_lives(
     assert [(fact.by, fact.verdict) for fact in decided] == [("ann", "run")]
 
 
+@on_sqlite
 async def test_what_waits_is_shown_exactly_as_it_will_run(
     store: str, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ async def test_each_decision_reaches_the_run(
     assert await pending(store) == []
 
 
+@on_sqlite
 async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(
     store: str, tmp_path: Path
 ) -> None:
@@ -157,6 +160,7 @@ async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(
     assert effects_in(tmp_path / "effects") == ["pay 3"]
 
 
+@on_sqlite
 async def test_an_edit_that_the_function_does_not_take_is_asked_for_again(
     store: str, tmp_path: Path
 ) -> None:

@@ -44,7 +44,14 @@ from planner_ext.testing import (
     call,
     say,
 )
-from support.durable import effects_in, open_runs, planner_of, store_neutral, turn
+from support.durable import (
+    effects_in,
+    on_sqlite,
+    open_runs,
+    planner_of,
+    store_neutral,
+    turn,
+)
 
 ID = "a/0/pay"
 
@@ -171,6 +178,7 @@ def anybody(_: DecisionRequest) -> bool:
     return True
 
 
+@on_sqlite
 async def test_a_worker_asks_its_hook_again(store: str, tmp_path: Path) -> None:
     """About what another process let in: nothing runs, the call waits again and says who was refused and why."""
     await drive(store, tmp_path, authorize=of_staff)
@@ -191,6 +199,7 @@ async def test_a_worker_asks_its_hook_again(store: str, tmp_path: Path) -> None:
     assert (await drive(store, tmp_path, authorize=of_staff)).status == "answered"
 
 
+@on_sqlite
 async def test_a_worker_asks_about_the_decisions_of_a_resume(
     store: str, tmp_path: Path
 ) -> None:
@@ -214,6 +223,7 @@ async def test_a_worker_asks_about_the_decisions_of_a_resume(
         assert (await handle.result()).status == "answered"
 
 
+@on_sqlite
 async def test_a_worker_goes_by_the_roles_of_the_journal(
     store: str, tmp_path: Path
 ) -> None:
@@ -239,6 +249,7 @@ async def test_a_worker_goes_by_the_roles_of_the_journal(
         )
 
 
+@on_sqlite
 async def test_roles_and_schema_are_shown_by_the_command_line(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +263,7 @@ async def test_roles_and_schema_are_shown_by_the_command_line(
     assert shown["parameters"]["properties"] == {"amount": {"type": "integer"}}
 
 
+@on_sqlite
 async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> None:
     """A run whose decision is never authorized can be cancelled from elsewhere, and its worker has room again."""
     asked = asyncio.Event()
@@ -277,6 +289,7 @@ async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> N
 # A run that began under a hook.
 
 
+@on_sqlite
 async def test_a_worker_without_the_hook_refuses_to_continue(
     store: str, tmp_path: Path
 ) -> None:
@@ -514,6 +527,7 @@ async def test_a_run_is_submitted_under_guards(tmp_path: Path) -> None:
             await runs.submit("Pay.", run_id="a")
 
 
+@on_sqlite
 async def test_who_is_vouched_for_is_vouched_for_at_the_worker(
     store: str, tmp_path: Path
 ) -> None:
@@ -533,6 +547,7 @@ async def test_who_is_vouched_for_is_vouched_for_at_the_worker(
     assert (await drive(store, tmp_path, authorize=signed_in)).status == "answered"
 
 
+@on_sqlite
 async def test_roles_without_a_hook_are_never_decided(
     store: str, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from support.durable import (
     PAY,
     decide_all,
     effects_in,
+    on_sqlite,
     open_runs,
     store_neutral,
     world,
@@ -78,6 +79,7 @@ async def test_an_empty_goal_is_refused_before_anything_is_stored(
         ).status == "answered"
 
 
+@on_sqlite
 async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> None:
     """What was spent before counts after, at the limit that the run began with, not at the later planner's."""
     options = {"budget": Budget(max_cost=0.015), "price": a_cent}
@@ -95,6 +97,7 @@ async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> No
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
+@on_sqlite
 async def test_a_kept_cost_limit_needs_a_price_in_every_life(
     store: str, tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ async def test_a_kept_cost_limit_needs_a_price_in_every_life(
     assert (await drive(store, tmp_path / "effects")).final_answer == "Paid."
 
 
+@on_sqlite
 async def test_the_price_of_the_planner_that_resumes_lasts_as_long_as_the_handle(
     store: str, tmp_path: Path
 ) -> None:
@@ -138,6 +142,7 @@ async def test_the_price_of_the_planner_that_resumes_lasts_as_long_as_the_handle
     )
 
 
+@on_sqlite
 async def test_limits_out_of_a_journal_replace_those_of_a_run(
     store: str, tmp_path: Path
 ) -> None:
@@ -166,6 +171,7 @@ async def test_limits_out_of_a_journal_replace_those_of_a_run(
     assert (done.status, done.tool_calls) == ("answered", 1)
 
 
+@on_sqlite
 async def test_a_run_that_answers_in_a_form_continues_with_it_alone(
     store: str, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ from support.durable import (
     Shop,
     decide_all,
     effects_in,
+    on_sqlite,
     open_runs,
     planner_of,
     store_neutral,
@@ -222,6 +223,7 @@ def thinking_life(store: str, folder: Path) -> None:
     asyncio.run(think(store, folder))
 
 
+@on_sqlite
 async def test_the_requests_of_functions_that_die_are_charged(
     lives: Lives, store: str, tmp_path: Path
 ) -> None:
@@ -239,6 +241,7 @@ async def test_the_requests_of_functions_that_die_are_charged(
     )  # a process may die between a record and its request
 
 
+@on_sqlite
 async def test_a_recorded_request_of_a_function_is_charged_once(
     store: str, tmp_path: Path
 ) -> None:
@@ -299,6 +302,7 @@ def packing_life(store: str, folder: Path, way: str) -> None:
     asyncio.run(pack(store, folder, way))
 
 
+@on_sqlite
 @pytest.mark.parametrize("way", PACKED)
 async def test_functions_that_a_function_starts_are_counted_over_all_lives(
     way: str, lives: Lives, store: str, tmp_path: Path

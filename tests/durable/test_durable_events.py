@@ -35,6 +35,7 @@ from support.durable import (
     GOAL,
     deciding_life,
     effects_in,
+    on_sqlite,
     open_runs,
     pays,
     turn,
@@ -76,6 +77,7 @@ async def journal_of(store: str, run_id: str) -> list[Any]:
         return dump_facts((await opened.load(run_id)).facts)
 
 
+@on_sqlite
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
 async def test_a_kept_run_yields_what_a_stream_yields(
     store: str, tmp_path: Path, streaming: bool
@@ -140,6 +142,7 @@ async def test_a_pause_ends_the_events_and_a_decision_elsewhere_continues_them(
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
+@on_sqlite
 async def test_a_resumed_run_is_streamed(store: str, tmp_path: Path) -> None:
     """The handle of a resume has the whole journal, and the text of the requests that it makes."""
     async with open_runs(store) as runs:
@@ -280,6 +283,7 @@ async def test_readers_begin_late_leave_and_come_again(
     assert text_in(readers[0], 1) == text_in(readers[1], 1) == ANSWER
 
 
+@on_sqlite
 async def test_a_slow_reader_does_not_slow_the_run(store: str, tmp_path: Path) -> None:
     """It stands still until the run has ended; then it gets every fact, and the text of the last reply whole."""
     async with open_runs(store) as runs:
@@ -309,6 +313,7 @@ async def test_a_cancelled_reader_leaves_the_run_running(tmp_path: Path) -> None
         assert (await handle.result()).final_answer == ANSWER
 
 
+@on_sqlite
 async def test_a_fault_is_raised_where_the_result_would_be(
     store: str, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from planner_ext.testing import (
     call,
     say,
 )
-from support.durable import GOAL, effects_in, open_runs, planner_of, turn
+from support.durable import GOAL, effects_in, on_sqlite, open_runs, planner_of, turn
 from support.processes import Lives
 
 LIMIT_SECONDS = 120
@@ -123,6 +123,7 @@ async def test_an_exit_on_the_event_loop_ends_no_worker(
     assert effects_in(tmp_path / "effects") == ["exit"]
 
 
+@on_sqlite
 @pytest.mark.parametrize("how", ["interrupt", "close"])
 async def test_what_ends_worker_after_worker_is_set_aside(
     how: str, lives: Lives, store: str, tmp_path: Path

@@ -12,7 +12,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from support.durable import GOAL, open_runs, turn, world
+from support.durable import GOAL, on_sqlite, open_runs, turn, world
 from support.processes import Lives
 
 BATCH = calls(
@@ -65,6 +65,7 @@ async def test_a_run_is_followed_while_another_process_drives_it(
     )
 
 
+@on_sqlite
 async def test_only_new_facts_are_read(store: str, tmp_path: Path) -> None:
     """What was read is not read again, and the run's row says whether it continues."""
     async with open_runs(store) as runs:

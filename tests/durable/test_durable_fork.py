@@ -17,7 +17,15 @@ from planner_ext.durable import (
 from planner_ext.engine.document import dump_facts
 from planner_ext.errors import InvalidForkError
 from planner_ext.testing import call, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, world
+from support.durable import (
+    GOAL,
+    PAY,
+    decide_all,
+    effects_in,
+    on_sqlite,
+    open_runs,
+    world,
+)
 
 BOOK, LABEL = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
 
@@ -67,6 +75,7 @@ async def test_a_decision_stays_with_the_run_it_was_made_on(
         assert decisions_of((await runs.load(name)).facts)
 
 
+@on_sqlite
 async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> None:
     """An unknown run, an iteration without a next request, a name that is taken or none: refused, nothing is added."""
     planner, kernel = world(tmp_path / "effects", [BOOK, say("Booked.")])
@@ -83,6 +92,7 @@ async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> N
         assert await runs.count() == 1
 
 
+@on_sqlite
 async def test_a_fork_needs_the_guards_of_its_run(store: str, tmp_path: Path) -> None:
     """A planner without the guards that a run began under does not resume its fork; with them, calls wait again."""
     guarded: dict[str, Any] = {"approval": ApprovalSettings(unmatched="defer")}

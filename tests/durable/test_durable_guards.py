@@ -37,6 +37,7 @@ from support.durable import (
     Shop,
     decide_all,
     effects_in,
+    on_sqlite,
     open_runs,
     planner_of,
     store_neutral,
@@ -393,6 +394,7 @@ async def test_a_services_own_say_and_a_kernels_filter_count(tmp_path: Path) -> 
             await (await runs.resume("a", planner_of(), kernel_of(effects))).result()
 
 
+@on_sqlite
 async def test_a_run_of_an_earlier_version_continues(
     store: str, tmp_path: Path
 ) -> None:
@@ -429,6 +431,7 @@ async def test_a_checkpoint_is_resumed_by_another_planner(tmp_path: Path) -> Non
     assert resumed.status == "answered"
 
 
+@on_sqlite
 async def test_the_result_of_an_ended_run_is_read_by_any_process(
     store: str, tmp_path: Path
 ) -> None:

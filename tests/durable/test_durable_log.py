@@ -11,7 +11,7 @@ from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import Supply
 from planner_ext.testing import ScriptedFault, call, calls, say
-from support.durable import GOAL, PAY, open_runs, world
+from support.durable import GOAL, PAY, on_sqlite, open_runs, world
 
 INFO, WARNING = logging.INFO, logging.WARNING
 
@@ -24,6 +24,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     ]
 
 
+@on_sqlite
 async def test_each_event_of_a_run_is_one_line(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -48,6 +49,7 @@ async def test_each_event_of_a_run_is_one_line(
     ]
 
 
+@on_sqlite
 async def test_a_limit_is_a_warning_before_the_end(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,7 @@ from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import open_database, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
-from support.durable import GOAL, decide_all, open_runs, pays, world
+from support.durable import GOAL, decide_all, on_sqlite, open_runs, pays, world
 from support.processes import Lives
 from support.webhook import WebhookServer
 
@@ -144,6 +144,7 @@ async def test_a_webhook_is_retried_until_it_takes_the_notice(
         assert one.body["pending"][0]["fully_qualified_name"] == "shop-pay"
 
 
+@on_sqlite
 async def test_a_failure_is_visible_and_says_no_secret(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +168,7 @@ async def test_a_failure_is_visible_and_says_no_secret(
     assert "k3y-of-the-hook" not in caplog.text
 
 
+@on_sqlite
 async def test_a_redirection_is_not_followed(store: str, tmp_path: Path) -> None:
     """What a notice says goes to the host that was named, and to no other."""
     with WebhookServer() as other, WebhookServer([307], location=other.url) as server:
@@ -251,6 +253,7 @@ async def test_a_process_without_listeners_tells_those_who_asked(
     assert paused["pending"] == []  # nothing waits any more
 
 
+@on_sqlite
 async def test_the_past_of_an_imported_run_has_no_notices(
     store: str, tmp_path: Path
 ) -> None:
@@ -322,6 +325,7 @@ async def test_a_run_in_quarantine_has_a_notice(store: str) -> None:
     )
 
 
+@on_sqlite
 async def test_a_hung_listener_is_not_in_the_way(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +380,7 @@ async def test_a_listener_that_has_heard_is_not_called_again_for_another(
     assert heard == [kept.id]
 
 
+@on_sqlite
 async def test_a_listener_that_fails_keeps_a_notice_from_no_other(
     store: str, tmp_path: Path
 ) -> None:

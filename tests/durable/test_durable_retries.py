@@ -29,6 +29,7 @@ from support.durable import (
     Shop,
     decide_all,
     effects_in,
+    on_sqlite,
     open_runs,
     planner_of,
     world,
@@ -82,6 +83,7 @@ async def reached(store: JournalStore, status: str) -> RunRecord:
     return record
 
 
+@on_sqlite
 async def test_a_passing_fault_is_retried_by_the_worker_that_lives(
     lives: Lives, store: str, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ async def test_a_lasting_fault_fails_the_run_which_can_be_resumed(
         assert (await runs.list(status="answered"))[0].retries == 0
 
 
+@on_sqlite
 async def test_a_final_fault_fails_the_run_at_once(
     lives: Lives, store: str, tmp_path: Path
 ) -> None:
@@ -127,6 +130,7 @@ async def test_a_final_fault_fails_the_run_at_once(
         assert (await reached(opened, "failed")).retries == 1
 
 
+@on_sqlite
 async def test_a_reply_resets_the_count(
     lives: Lives, store: str, tmp_path: Path
 ) -> None:
@@ -143,6 +147,7 @@ async def test_a_reply_resets_the_count(
         await reached(opened, "answered")
 
 
+@on_sqlite
 async def test_arguments_that_cannot_be_had_are_asked_for_again(
     store: str, tmp_path: Path
 ) -> None:

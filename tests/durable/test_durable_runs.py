@@ -31,6 +31,7 @@ from support.durable import (
     check_history,
     decide_all,
     effects_in,
+    on_sqlite,
     open_runs,
     planner_of,
     settles,
@@ -199,6 +200,7 @@ async def test_a_worker_that_works_sees_decisions_by_itself(tmp_path: Path) -> N
     assert asked == ["order-7"]
 
 
+@on_sqlite
 async def test_arguments_that_cannot_be_made_are_a_fault_of_their_run_alone(
     store: str, tmp_path: Path
 ) -> None:
@@ -219,6 +221,7 @@ async def test_arguments_that_cannot_be_made_are_a_fault_of_their_run_alone(
         ).final_answer == "Paid."
 
 
+@on_sqlite
 async def test_a_fault_leaves_the_run_to_be_started_again(
     store: str, tmp_path: Path
 ) -> None:
@@ -266,6 +269,7 @@ async def test_a_run_continues_with_a_larger_budget(store: str, tmp_path: Path) 
     assert (result.status, result.iterations, result.tool_calls) == ("answered", 3, 1)
 
 
+@on_sqlite
 async def test_decisions_may_be_given_with_the_resume(
     store: str, tmp_path: Path
 ) -> None:
@@ -414,6 +418,7 @@ async def test_a_workers_name_belongs_to_one_life(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["runs.db"]
 
 
+@on_sqlite
 async def test_the_goal_and_the_name_are_in_the_journal(
     store: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from support.durable import (
     GOAL,
     decide_all,
     effects_in,
+    on_sqlite,
     open_runs,
     pays,
     planner_of,
@@ -128,6 +129,7 @@ async def test_a_cancelled_wait_leaves_the_run_running(store: str) -> None:
         assert await runs.activate("a") == ANSWERED
 
 
+@on_sqlite
 async def test_a_fault_is_not_raised_but_due_at_its_retry(
     store: str, tmp_path: Path
 ) -> None:
@@ -251,6 +253,7 @@ async def test_a_store_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "moved.db").rename(path)
 
 
+@on_sqlite
 async def test_an_activation_needs_a_planner(store: str) -> None:
     """Without a planner, or with something else, it is refused with the way out."""
     async with open_runs(store) as runs:
@@ -260,6 +263,7 @@ async def test_an_activation_needs_a_planner(store: str) -> None:
             runs.drive_with("planner", Kernel())  # pyright: ignore[reportArgumentType]
 
 
+@on_sqlite
 async def test_the_applications_arguments_come_with_each_activation(
     store: str, tmp_path: Path
 ) -> None:

@@ -40,6 +40,10 @@ BATCH = calls(
 PAY = call("shop-pay", {"amount": 5}, id="pay")
 
 
+on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+"""Runs a test on SQLite alone: what it checks is decided above the store, by facts that both databases keep alike."""
+
+
 def store_neutral(
     names: str | tuple[str, ...], cases: Iterable[Any], ids: Sequence[str] = ()
 ) -> pytest.MarkDecorator:
