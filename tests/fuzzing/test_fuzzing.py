@@ -6,7 +6,6 @@
 import inspect
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from fuzzing.mutation import executed, fuzz
 from fuzzing.subjects import SUBJECTS
+from support.processes import Lives
 
 FOUND = json.loads(Path(__file__).with_name("found.json").read_text())
 """By parser: texts that broke a promise."""
@@ -45,17 +45,15 @@ async def test_a_fuzzer_writes_everything_it_reads(tmp_path: Path) -> None:
             )
 
 
-def test_a_fuzzer_that_is_ended_prints_its_figures() -> None:
+def test_a_fuzzer_that_is_ended_prints_its_figures(
+    lives: Lives, tmp_path: Path
+) -> None:
     """SIGTERM, as a limit of time sends it, ends the fuzzing after the text at hand."""
     script = Path(__file__).parents[1] / "benchmarks" / "fuzz.py"
-    line, pipe = [sys.executable, str(script), "all"], subprocess.PIPE
-    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as running:
-        try:
-            assert running.stderr is not None
-            assert running.stderr.readline() == "Fuzzes checkpoint.\n"
-            running.send_signal(signal.SIGTERM)
-            out, _ = running.communicate(timeout=120)
-        finally:
-            running.kill()
-    assert running.returncode == 0
-    assert out.startswith("checkpoint: 0.") and out.count("\n") == 1
+    with lives.program(str(script), "all", cwd=tmp_path) as running:
+        assert running.stderr.readline() == "Fuzzes checkpoint.\n"
+        running.send_signal(signal.SIGTERM)
+        out = running.stdout.read()
+        assert running.wait() == 0
+    assert out.startswith("checkpoint: 0.")
+    assert out.count("\n") == 1
