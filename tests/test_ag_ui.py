@@ -215,11 +215,9 @@ async def test_a_pause_is_an_interrupt_that_the_next_input_answers(
     desk = Desk(script, observers=[seen.append])
     await desk.run(desk.front.ask("Pay."))
     (interrupt,) = desk.front.interrupts
-    assert (interrupt.reason, interrupt.message, interrupt.expires_at) == (
-        "tool_call",
-        "Really?",
-        None,
-    )
+    assert interrupt.reason == "tool_call"
+    assert interrupt.message == "Really?"
+    assert interrupt.expires_at is None
     assert interrupt.response_schema is not None
     edited = interrupt.response_schema["properties"]["editedArgs"]
     assert edited["properties"]["amount"]["type"] == "number"
@@ -230,7 +228,9 @@ async def test_a_pause_is_an_interrupt_that_the_next_input_answers(
     types = await desk.run(desk.front.answer(payload), by="ann")
     assert "TOOL_CALL_START" not in types
     assert (desk.end.outcome.type, desk.end.result) == ("success", "Done.")
-    assert (desk.shop.paid, desk.results, desk.waiting) == (paid, [result], {})
+    assert desk.shop.paid == paid
+    assert desk.results == [result]
+    assert desk.waiting == {}
     assert desk.sent[-1] == ("tool", result)
     assert [
         fact.by for fact in seen if isinstance(fact, CallDecided) and fact.person
@@ -250,11 +250,9 @@ async def test_a_question_is_an_interrupt_whose_answer_the_model_reads() -> None
     desk = Desk(script, require_final_answer_function=True, observers=[seen.append])
     await desk.run(desk.front.ask("Buy."))
     (first,) = desk.front.interrupts
-    assert (first.reason, first.message, first.tool_call_id is None) == (
-        "input_required",
-        "Which one?",
-        False,
-    )
+    assert first.reason == "input_required"
+    assert first.message == "Which one?"
+    assert first.tool_call_id is not None
     assert first.response_schema is not None
     assert first.response_schema["required"] == ["answer"]
     await desk.run(desk.front.answer({"answer": "the lamp"}))
@@ -438,11 +436,9 @@ async def test_tools_of_the_front_end_end_the_run_and_continue_it() -> None:
     )
     await desk.run(desk.front.ask("Red, please.", tools=[COLOUR]))
     (pending,) = desk.end.outcome.pending_tool_call_ids
-    assert (desk.end.outcome.type, len(desk.results), "colour" in desk.results[0]) == (
-        "success",
-        1,
-        True,
-    )
+    assert desk.end.outcome.type == "success"
+    assert len(desk.results) == 1
+    assert "colour" in desk.results[0]
     assistant = [
         one for one in desk.front.messages if isinstance(one, AssistantMessage)
     ]
@@ -625,11 +621,9 @@ async def test_a_text_that_breaks_off_is_ended(
         scripted_by(Broken, [say("Half a sentence.")]), overwrite=True
     )
     types = await desk.run(desk.front.ask("Go."))
-    assert (
-        types.count("TEXT_MESSAGE_START"),
-        types.count("TEXT_MESSAGE_END"),
-        types[-1],
-    ) == (1, 1, end)
+    assert types.count("TEXT_MESSAGE_START") == 1
+    assert types.count("TEXT_MESSAGE_END") == 1
+    assert types[-1] == end
 
 
 async def test_leaving_the_stream_cancels_the_run() -> None:

@@ -19,7 +19,9 @@ def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=170, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert done.stderr == ""
     for module, names in MODULES.items():
         page = (tmp_path / f"{module.replace('.', '/')}.html").read_text("utf-8")
         sections = dict(

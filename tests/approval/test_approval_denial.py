@@ -47,12 +47,10 @@ async def test_refuse_answers_the_call_and_costs_no_request(door: Door) -> None:
     outcome = await door.ask(
         here, interceptors=[DENY_REFUND], approval=ApprovalSettings(on_denial="refuse")
     )
-    assert (outcome.status, outcome.text, here.requests, outcome.tool_calls) == (
-        "answered",
-        "Sorry.",
-        2,
-        1,
-    )
+    assert outcome.status == "answered"
+    assert outcome.text == "Sorry."
+    assert here.requests == 2
+    assert outcome.tool_calls == 1
     assert (here.ran, results(outcome.history)) == ([("look", "7")], ["sent", REFUSED])
     assert here.service.requests[1].tools != ()
     check_sendable(outcome.history)
@@ -65,12 +63,12 @@ async def test_reask_removes_the_call_and_asks_without_functions(door: Door) -> 
     outcome = await door.ask(
         here, interceptors=[DENY_REFUND], approval=ApprovalSettings(on_denial="reask")
     )
-    assert (outcome.status, outcome.text, here.requests) == ("answered", "Sorry.", 2)
-    assert (here.ran, called(outcome.history), results(outcome.history)) == (
-        [("look", "7")],
-        ["call_1"],
-        ["sent"],
-    )
+    assert outcome.status == "answered"
+    assert outcome.text == "Sorry."
+    assert here.requests == 2
+    assert here.ran == [("look", "7")]
+    assert called(outcome.history) == ["call_1"]
+    assert results(outcome.history) == ["sent"]
     assert (here.service.requests[0].tools != (), here.service.requests[1].tools) == (
         True,
         (),
@@ -85,7 +83,9 @@ async def test_reask_of_a_lone_call_leaves_no_trace_of_it(door: Door) -> None:
     outcome = await door.ask(
         here, interceptors=[DENY_REFUND], approval=ApprovalSettings(on_denial="reask")
     )
-    assert (outcome.status, called(outcome.history), here.ran) == ("answered", [], [])
+    assert outcome.status == "answered"
+    assert called(outcome.history) == []
+    assert here.ran == []
     assert here.service.requests[1].messages == here.service.requests[0].messages
 
 
@@ -98,12 +98,10 @@ async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
         interceptors=[DENY_REFUND],
         approval=ApprovalSettings(on_denial="return_calls"),
     )
-    assert (outcome.status, here.requests, here.ran, outcome.tool_calls) == (
-        "stopped",
-        1,
-        [],
-        0,
-    )
+    assert outcome.status == "stopped"
+    assert here.requests == 1
+    assert here.ran == []
+    assert outcome.tool_calls == 0
     if door.kind != "service":
         assert called(outcome.history) == ["call_1", "call_2"]
 
@@ -134,7 +132,9 @@ async def test_return_calls_returns_a_batch_of_denied_calls_only(
         outcome = await door.resume(
             here, paused.checkpoint, dict.fromkeys(paused.waiting, Deny()), **options
         )
-    assert (outcome.status, here.requests, here.ran) == ("stopped", requests, [])
+    assert outcome.status == "stopped"
+    assert here.requests == requests
+    assert here.ran == []
     if door.kind != "service":
         assert called(outcome.history) == [
             f"call_{n}" for n in range(1, len(batch.calls) + 1)
@@ -159,11 +159,9 @@ async def test_a_model_that_asks_again_is_denied_again(door: Door) -> None:
     """After a re-ask functions are offered again, and each new call is decided by itself."""
     here = world([REFUND, REFUND, REFUND, say("I give up.")])
     outcome = await door.ask(here, interceptors=[DENY_REFUND])
-    assert (here.ran, outcome.text, results(outcome.history)) == (
-        [],
-        "I give up.",
-        [REFUSED] * 3,
-    )
+    assert here.ran == []
+    assert outcome.text == "I give up."
+    assert results(outcome.history) == [REFUSED] * 3
 
 
 @one_door
@@ -173,7 +171,9 @@ async def test_denials_in_a_row_are_limited(door: Door) -> None:
     outcome = await door.ask(
         here, interceptors=[DENY_REFUND], budget=Budget(max_repeated_denials=2)
     )
-    assert (outcome.status, here.requests, here.ran) == ("limit_reached", 3, [])
+    assert outcome.status == "limit_reached"
+    assert here.requests == 3
+    assert here.ran == []
     assert here.service.requests[2].tools == ()
 
 
@@ -192,12 +192,10 @@ async def test_hold_all_holds_every_call_of_the_batch(door: Door) -> None:
         "approval": HOLD,
     }
     outcome = await door.ask(here, observers=[facts.append], **options)
-    assert (outcome.status, outcome.waiting, here.ran, outcome.tool_calls) == (
-        "paused",
-        ["call_2", "call_4"],
-        [],
-        0,
-    )
+    assert outcome.status == "paused"
+    assert outcome.waiting == ["call_2", "call_4"]
+    assert here.ran == []
+    assert outcome.tool_calls == 0
     assert [d.verdict for d in decided(facts)] == ["run", "defer", "run", "defer"]
     resumed = await door.resume(
         here,
@@ -205,11 +203,9 @@ async def test_hold_all_holds_every_call_of_the_batch(door: Door) -> None:
         {"call_2": Approve(), "call_4": Deny("No.")},
         **options,
     )
-    assert (resumed.text, here.ran, resumed.tool_calls) == (
-        "Done.",
-        [("look", "7"), REFUNDED, ("look", "8")],
-        3,
-    )
+    assert resumed.text == "Done."
+    assert here.ran == [("look", "7"), REFUNDED, ("look", "8")]
+    assert resumed.tool_calls == 3
     assert [text.split(":")[0] for text in results(resumed.history)] == [
         "sent",
         "refunded 50",
@@ -227,11 +223,9 @@ async def test_run_safe_first_runs_the_others_before_the_pause(door: Door) -> No
         "approval": SAFE,
     }
     outcome = await door.ask(here, **options)
-    assert (outcome.status, outcome.waiting, outcome.tool_calls) == (
-        "paused",
-        ["call_2", "call_4"],
-        2,
-    )
+    assert outcome.status == "paused"
+    assert outcome.waiting == ["call_2", "call_4"]
+    assert outcome.tool_calls == 2
     assert here.ran == [("look", "7"), ("look", "8")]
     check_sendable(outcome.history)
     resumed = await door.resume(
@@ -282,11 +276,9 @@ async def test_deferred_calls_count_when_they_start(
     outcome = await door.ask(here, **options)
     decisions = {"call_2": Approve(), "call_3": Approve()}
     resumed = await door.resume(here, outcome.checkpoint, decisions, **options)
-    assert (len(here.ran), resumed.tool_calls, resumed.status) == (
-        2,
-        2,
-        "limit_reached",
-    )
+    assert len(here.ran) == 2
+    assert resumed.tool_calls == 2
+    assert resumed.status == "limit_reached"
     assert [fact.indexes for fact in facts if isinstance(fact, CallsWithheld)] == [(2,)]
     check_sendable(resumed.history)
 

@@ -230,7 +230,9 @@ async def test_two_filters_of_one_policy_and_person_ask_once() -> None:
             here.kernel, "function_invocation", ApprovalFilter(POLICY, person.ask)
         )
     await chat(here, asked())
-    assert (ann.seen, bob.seen, here.ran) == (["refund"], ["refund"], [REFUNDED])
+    assert ann.seen == ["refund"]
+    assert bob.seen == ["refund"]
+    assert here.ran == [REFUNDED]
 
 
 async def test_an_approval_is_good_for_one_run() -> None:

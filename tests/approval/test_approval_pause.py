@@ -180,7 +180,9 @@ async def test_partial_decisions_leave_the_rest_pending(door: Door) -> None:
     ]
     last = world([DONE])
     done = await door.resume(last, third.checkpoint, {"call_3": Approve()}, **ASK)
-    assert (done.status, here.ran, last.ran) == ("answered", [], [REFUNDED])
+    assert done.status == "answered"
+    assert here.ran == []
+    assert last.ran == [REFUNDED]
     assert results(done.history) == [
         "later",
         "The call was refused and did not run: No.",
@@ -194,12 +196,10 @@ async def test_an_approved_call_waits_for_its_siblings(door: Door) -> None:
     paused = await door.ask(world([calls(REFUND, REFUND)]), **ASK)
     here = world([])
     second = await door.resume(here, paused.checkpoint, {"call_1": Approve()}, **ASK)
-    assert (second.status, second.waiting, here.ran, here.requests) == (
-        "paused",
-        ["call_2"],
-        [],
-        0,
-    )
+    assert second.status == "paused"
+    assert second.waiting == ["call_2"]
+    assert here.ran == []
+    assert here.requests == 0
 
 
 @every_door
@@ -210,12 +210,10 @@ async def test_no_decision_keeps_a_run_paused(door: Door) -> None:
     for _ in range(3):
         here = world([])
         outcome = await door.resume(here, outcome.checkpoint, {}, **ASK)
-        assert (outcome.status, outcome.pending, here.ran, here.requests) == (
-            "paused",
-            pending,
-            [],
-            0,
-        )
+        assert outcome.status == "paused"
+        assert outcome.pending == pending
+        assert here.ran == []
+        assert here.requests == 0
         check_sendable(outcome.history)
 
 
@@ -238,11 +236,9 @@ async def test_several_pauses_in_one_run(door: Door) -> None:
     """A run may pause in every trip; each life continues from the last one's checkpoint."""
     outcome = await door.ask(world([REFUND]), **ASK)
     for trip in (2, 3, 4):
-        assert (outcome.status, outcome.waiting, outcome.iterations) == (
-            "paused",
-            ["call_1"],
-            trip - 1,
-        )
+        assert outcome.status == "paused"
+        assert outcome.waiting == ["call_1"]
+        assert outcome.iterations == trip - 1
         here = world([REFUND])
         outcome = await door.resume(
             here, outcome.checkpoint, {"call_1": Approve()}, **ASK
@@ -250,12 +246,10 @@ async def test_several_pauses_in_one_run(door: Door) -> None:
         assert here.ran == [REFUNDED]
     last = world([DONE])
     done = await door.resume(last, outcome.checkpoint, {"call_1": Approve()}, **ASK)
-    assert (done.status, done.iterations, done.tool_calls, last.ran) == (
-        "answered",
-        5,
-        4,
-        [REFUNDED],
-    )
+    assert done.status == "answered"
+    assert done.iterations == 5
+    assert done.tool_calls == 4
+    assert last.ran == [REFUNDED]
     assert results(done.history) == ["refunded 50"] * 4
     check_sendable(done.history)
 
@@ -274,11 +268,9 @@ async def test_a_pause_in_any_trip_keeps_the_budget_exact(
         second, paused.checkpoint, {f"call_{trip}": Approve()}, budget=None, **ASK
     )
     assert (paused.iterations, done.iterations) == (trip, 5)
-    assert (first.requests + second.requests, done.status, done.text) == (
-        5,
-        "limit_reached",
-        "Done.",
-    )
+    assert first.requests + second.requests == 5
+    assert done.status == "limit_reached"
+    assert done.text == "Done."
 
 
 @three_doors
@@ -293,7 +285,9 @@ async def test_a_larger_budget_takes_effect_at_resume(door: Door) -> None:
         budget=Budget(max_iterations=3),
         **ASK,
     )
-    assert (done.iterations, here.requests, done.status) == (3, 2, "limit_reached")
+    assert done.iterations == 3
+    assert here.requests == 2
+    assert done.status == "limit_reached"
 
 
 @three_doors
@@ -305,7 +299,9 @@ async def test_a_stop_handle_ends_a_resumed_run(door: Door) -> None:
     done = await door.resume(
         here, paused.checkpoint, {"call_2": Approve()}, stop=stop, **ASK
     )
-    assert (done.status, here.ran, here.requests) == ("stopped", [], 0)
+    assert done.status == "stopped"
+    assert here.ran == []
+    assert here.requests == 0
     assert ["Closing time." in text for text in results(done.history)] == [True, True]
     check_sendable(done.history)
 
@@ -319,12 +315,10 @@ async def test_a_stop_while_interceptors_are_asked_runs_nothing(door: Door) -> N
         interceptors=[lambda call: stop.stop("Enough."), *ASK["interceptors"]],
         stop=stop,
     )
-    assert (outcome.status, here.ran, outcome.waiting, here.requests) == (
-        "stopped",
-        [],
-        [],
-        1,
-    )
+    assert outcome.status == "stopped"
+    assert here.ran == []
+    assert outcome.waiting == []
+    assert here.requests == 1
     check_sendable(outcome.history)
 
 

@@ -154,7 +154,9 @@ async def test_a_question_that_is_left_open_pauses(door: Door, left: Any) -> Non
     """None and `Defer` pause the run, as without an approver, and it is resumed like any other."""
     here = world(BOTH_CALLS)
     paused = await door.ask(here, interceptors=[ASKS], approver=lambda call: left)
-    assert (paused.status, len(paused.waiting), here.ran) == ("paused", 1, [])
+    assert paused.status == "paused"
+    assert len(paused.waiting) == 1
+    assert here.ran == []
     decisions = {paused.waiting[0]: Approve(by="ann")}
     by_roles = ApprovalSettings(authorize=lambda request: request.by == "ann")
     done = await door.resume(
@@ -269,7 +271,9 @@ async def test_an_agent_inside_an_agent_asks(around: bool) -> None:
         plugins=[inner],
     )
     response = await outer.get_response("Clean up.")
-    assert (str(response), shop.ran, asked) == ("Done.", [("wipe",)], ["shop-wipe"])
+    assert str(response) == "Done."
+    assert shop.ran == [("wipe",)]
+    assert asked == ["shop-wipe"]
 
 
 @pytest.mark.filterwarnings(

@@ -95,7 +95,9 @@ async def test_who_lacks_the_role_is_refused_and_the_call_still_waits(
         match=f"{who} may not decide .*: that takes one of: manager",
     ) as refusal:
         await door.resume(here, paused.checkpoint, {waiting: decision}, **options)
-    assert (refusal.value.call_id, here.ran, here.requests) == (waiting, [], 1)
+    assert refusal.value.call_id == waiting
+    assert here.ran == []
+    assert here.requests == 1
     done = await door.resume(
         here, paused.checkpoint, {waiting: Approve(by="ann")}, **options
     )
@@ -179,12 +181,10 @@ async def test_the_hook_sees_what_is_decided(door: Door) -> None:
     decision = Approve(by="ann")
     await door.resume(here, paused.checkpoint, {paused.waiting[0]: decision}, **options)
     (request,) = heard
-    assert (request.action, request.by, request.decision, request.verified) == (
-        "decide",
-        "ann",
-        decision,
-        False,
-    )
+    assert request.action == "decide"
+    assert request.by == "ann"
+    assert request.decision == decision
+    assert request.verified is False
     assert request.call is not None
     assert (request.call.id, request.call.fully_qualified_name) == (
         paused.waiting[0],
@@ -274,7 +274,9 @@ async def test_the_approver_is_shown_the_roles_and_is_let_in(door: Door) -> None
         done = await door.ask(
             here, interceptors=[FOR_MANAGERS], approval=approval, approver=ann
         )
-        assert (done.status, here.ran, seen) == ("answered", [REFUNDED], [("manager",)])
+        assert done.status == "answered"
+        assert here.ran == [REFUNDED]
+        assert seen == [("manager",)]
 
 
 async def test_an_approver_that_fails_still_denies_under_a_hook() -> None:

@@ -314,11 +314,9 @@ async def test_a_second_kernel_has_its_own_say(door: Door) -> None:
     done = await door.resume(
         World(kernel, service, shop), paused.checkpoint, {"call_1": Approve()}, **ASK
     )
-    assert (shop.ran, done.status, "Not executed" in results(done.history)[0]) == (
-        [],
-        "answered",
-        True,
-    )
+    assert shop.ran == []
+    assert done.status == "answered"
+    assert "Not executed" in results(done.history)[0]
 
 
 @one_door
@@ -350,8 +348,6 @@ async def test_run_safe_first_does_not_run_the_safe_ones_twice(door: Door) -> No
             here, outcome.checkpoint, {name: Approve()}, **options
         )
         assert here.ran == [REFUNDED]
-    assert (first.ran, outcome.status, outcome.tool_calls) == (
-        [("look", "7")],
-        "answered",
-        3,
-    )
+    assert first.ran == [("look", "7")]
+    assert outcome.status == "answered"
+    assert outcome.tool_calls == 3

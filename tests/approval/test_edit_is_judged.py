@@ -110,7 +110,9 @@ async def test_an_edit_about_which_others_are_asked_waits_again(
         second, paused.checkpoint, {"call_1": LARGE}, **options(of_filter, second)
     )
     (waits,) = again.pending
-    assert (again.status, second.ran, second.requests) == ("paused", [], 0)
+    assert again.status == "paused"
+    assert second.ran == []
+    assert second.requests == 0
     assert (waits["arguments"], waits["roles"]) == (
         {"order": "7", "amount": 9_000_000},
         ["boss"],
@@ -176,7 +178,9 @@ async def test_the_same_arguments_do_not_count_as_an_edit(
     paused = await door.ask(first, **given)
     same = Approve(arguments={"amount": 50.0, "order": "7"})
     done = await door.resume(here, paused.checkpoint, {"call_1": same}, **given)
-    assert (done.status, here.ran, seen) == ("answered", [REFUNDED], ["call_1"])
+    assert done.status == "answered"
+    assert here.ran == [REFUNDED]
+    assert seen == ["call_1"]
 
 
 def approver(seen: list[Any], *answers: Any) -> Any:
@@ -226,7 +230,9 @@ async def test_an_approver_beside_the_run_is_asked_once_more(
         )
         given = {}
     done = await door.ask(here, **given)
-    assert (done.status, seen, here.ran) == ("answered", questions, ran)
+    assert done.status == "answered"
+    assert seen == questions
+    assert here.ran == ran
 
 
 @each_of(
@@ -258,11 +264,9 @@ async def test_a_history_s_edit_is_reviewed() -> None:
     with pytest.raises(DecisionRefusedError, match=r"policy rule 1: Not to 666\."):
         await by.resume(here.kernel, history, {"call_1": FORBIDDEN})
     (waits,) = await by.resume(here.kernel, history, {"call_1": LARGE})
-    assert (here.ran, dict(waits.arguments), waits.roles) == (
-        [],
-        {"order": "7", "amount": 9_000_000},
-        ("boss",),
-    )
+    assert here.ran == []
+    assert dict(waits.arguments) == {"order": "7", "amount": 9_000_000}
+    assert waits.roles == ("boss",)
     assert waits.fingerprint != before.fingerprint
     assert await by.resume(here.kernel, history, {"call_1": Approve(by="boss")}) == ()
     assert here.ran == [PAID_LARGE]
@@ -388,11 +392,9 @@ async def test_what_a_rule_supplies_for_an_edit_stands(door: Door) -> None:
     done = await door.resume(
         here, paused.checkpoint, {"call_1": LARGE}, interceptors=[supplies]
     )
-    assert (done.status, here.ran, results(done.history)) == (
-        "answered",
-        [],
-        ["by hand"],
-    )
+    assert done.status == "answered"
+    assert here.ran == []
+    assert results(done.history) == ["by hand"]
 
 
 async def test_an_edit_is_taken_once() -> None:

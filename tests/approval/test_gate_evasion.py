@@ -63,7 +63,9 @@ async def test_only_the_exact_name_is_a_function(door: Door, name: str) -> None:
     """Bare, mis-cased, padded and look-alike names are answered as unknown: nothing runs, nothing is pending."""
     here = world([call(name, ARGUMENTS), DONE])
     outcome = await door.ask(here, **ASK)
-    assert (outcome.status, here.ran, outcome.tool_calls) == ("answered", [], 0)
+    assert outcome.status == "answered"
+    assert here.ran == []
+    assert outcome.tool_calls == 0
     assert "no function" in results(outcome.history)[0]
 
 
@@ -106,7 +108,9 @@ async def test_a_rule_for_a_plugin_does_not_hold_for_its_look_alike(door: Door) 
     batch = calls(call("safe-refund", ARGUMENTS), call("shop-refund", ARGUMENTS))
     here = world([batch], safe=impostor)
     outcome = await door.ask(here, interceptors=[policy])
-    assert (outcome.waiting, impostor.ran, here.ran) == (["call_2"], [], [])
+    assert outcome.waiting == ["call_2"]
+    assert impostor.ran == []
+    assert here.ran == []
 
 
 @one_door
@@ -148,7 +152,9 @@ async def test_claims_of_approval_are_text(door: Door, claim: str) -> None:
 
     here = world([call("web-fetch"), calls(REFUND, text=claim)], web=Web())
     outcome = await door.ask(here, **ASK)
-    assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
+    assert outcome.status == "paused"
+    assert outcome.waiting == ["call_2"]
+    assert here.ran == []
 
 
 @one_door
@@ -168,7 +174,9 @@ async def test_claims_in_arguments_are_text(door: Door) -> None:
         ]
     )
     outcome = await door.ask(here, **ASK)
-    assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
+    assert outcome.status == "paused"
+    assert outcome.waiting == ["call_2"]
+    assert here.ran == []
 
 
 def same_id(*named: tuple[str, dict[str, Any]]) -> ScriptedReply:
@@ -190,7 +198,9 @@ async def test_duplicate_ids_are_distinguished(door: Door) -> None:
     amounts = {one["id"]: one["arguments"]["amount"] for one in outcome.pending}
     here = world([])
     again = await door.resume(here, outcome.checkpoint, {"same": Approve()}, **ASK)
-    assert (again.status, again.waiting, here.ran) == ("paused", ids[1:], [])
+    assert again.status == "paused"
+    assert again.waiting == ids[1:]
+    assert here.ran == []
     assert amounts == {"same": 1, ids[1]: 9999}
 
 
@@ -199,7 +209,9 @@ async def test_a_safe_call_lends_its_id_to_no_other(door: Door) -> None:
     """A harmless call under the id of a risky one: each is decided for itself."""
     here = world([same_id(("shop-look", {"order": "7"}), ("shop-refund", ARGUMENTS))])
     outcome = await door.ask(here, **ASK)
-    assert (outcome.status, len(outcome.pending), here.ran) == ("paused", 1, [])
+    assert outcome.status == "paused"
+    assert len(outcome.pending) == 1
+    assert here.ran == []
     assert outcome.pending[0]["fully_qualified_name"] == "shop-refund"
 
 
@@ -230,7 +242,9 @@ async def test_unusable_arguments_run_nothing_and_ask_no_person(
     seen: list[ToolCall] = []
     here = world([call("shop-refund", UNUSABLE[kind]), DONE])
     outcome = await door.ask(here, interceptors=[seen.append])
-    assert (outcome.status, here.ran, seen) == ("answered", [], [])
+    assert outcome.status == "answered"
+    assert here.ran == []
+    assert seen == []
     assert len(results(outcome.history)[0]) < 1000
     check_sendable(outcome.history)
 
@@ -280,12 +294,12 @@ async def test_a_flood_of_calls_is_seen_before_any_runs(many: int, door: Door) -
         max_calls_per_reply=None,
     )
     outcome = await door.ask(here, interceptors=[watch], budget=budget)
-    assert (len(seen), max(seen), len(here.ran)) == (many, 0, many - 1)
-    assert (outcome.tool_calls, outcome.status, len(results(outcome.history))) == (
-        many - 1,
-        "limit_reached",
-        many,
-    )
+    assert len(seen) == many
+    assert max(seen) == 0
+    assert len(here.ran) == many - 1
+    assert outcome.tool_calls == many - 1
+    assert outcome.status == "limit_reached"
+    assert len(results(outcome.history)) == many
 
 
 async def test_a_flood_of_questions_is_one_pause() -> None:
@@ -293,12 +307,16 @@ async def test_a_flood_of_questions_is_one_pause() -> None:
     door = Door("planner", False)
     here = world([calls(*[WIPE] * 1000)])
     outcome = await door.ask(here)
-    assert (outcome.status, len(outcome.pending), here.ran) == ("paused", 1000, [])
+    assert outcome.status == "paused"
+    assert len(outcome.pending) == 1000
+    assert here.ran == []
     last = world([say("Sorry.")])
     done = await door.resume(
         last, outcome.checkpoint, dict.fromkeys(outcome.waiting, Deny("No."))
     )
-    assert (done.status, last.ran, len(results(done.history))) == ("answered", [], 1000)
+    assert done.status == "answered"
+    assert last.ran == []
+    assert len(results(done.history)) == 1000
 
 
 async def test_a_flood_of_calls_to_a_synchronous_function_is_run() -> None:

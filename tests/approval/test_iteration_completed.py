@@ -100,7 +100,9 @@ async def test_it_is_called_after_function_calls(door: Door) -> None:
     outcome = await door.ask(
         here, iteration_completed=lambda context: requests.append(here.requests)
     )
-    assert (requests, outcome.text, here.requests) == ([1, 2, 3], "Done.", 4)
+    assert requests == [1, 2, 3]
+    assert outcome.text == "Done."
+    assert here.requests == 4
 
 
 @one_door
@@ -216,7 +218,9 @@ async def test_terminate_stops_after_the_iteration(
     here = world(SCRIPT)
     with caplog.at_level(logging.INFO, logger="planner_ext"):
         outcome = await door.ask(here, iteration_completed=Watch(stop_at=1))
-    assert (outcome.status, here.requests, outcome.tool_calls) == ("stopped", 2, 3)
+    assert outcome.status == "stopped"
+    assert here.requests == 2
+    assert outcome.tool_calls == 3
     assert results(outcome.history) == ["sent"] * 3
     assert any("iteration 1" in record.getMessage() for record in caplog.records)
     check_sendable(outcome.history)
@@ -229,11 +233,9 @@ async def test_it_works_over_many_iterations(door: Door) -> None:
         watch, here = Watch(stop_at=stop_at), world([*[LOOK] * 10, DONE])
         outcome = await door.ask(here, iteration_completed=watch)
         assert [one["iteration"] for one in watch.seen] == list(range(stop_at + 1))
-        assert (outcome.status, here.requests, len(here.ran)) == (
-            "stopped",
-            stop_at + 1,
-            stop_at + 1,
-        )
+        assert outcome.status == "stopped"
+        assert here.requests == stop_at + 1
+        assert len(here.ran) == stop_at + 1
 
 
 @one_door
@@ -280,12 +282,10 @@ async def test_terminate_and_continue(door: Door) -> None:
     stopped = await door.ask(first, iteration_completed=Watch(stop_at=0))
     here = world(SCRIPT[1:])
     done = await door.resume(here, stopped.checkpoint, {})
-    assert (done.status, done.text, done.iterations, done.tool_calls) == (
-        "answered",
-        "Done.",
-        4,
-        4,
-    )
+    assert done.status == "answered"
+    assert done.text == "Done."
+    assert done.iterations == 4
+    assert done.tool_calls == 4
     check_sendable(done.history)
 
 

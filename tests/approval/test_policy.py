@@ -356,7 +356,9 @@ async def test_a_policy_works_through_every_door(door: Door) -> None:
     )
     here = world([calls(LOOK, REFUND, call("shop-charge", {"amount": 1}))])
     outcome = await door.ask(here, interceptors=[read])
-    assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
+    assert outcome.status == "paused"
+    assert outcome.waiting == ["call_2"]
+    assert here.ran == []
 
 
 def test_several_policies_are_asked_in_order() -> None:

@@ -45,11 +45,9 @@ def test_a_question_about_a_call_in_doubt_does_not_expire() -> None:
     ]
     (waiting,) = waiting_calls(fold(facts)).values()
     fact = waiting.decided_fact
-    assert (waiting.started, fact.expires_at, fact.prompt) == (
-        True,
-        None,
-        IN_DOUBT_PROMPT,
-    )
+    assert waiting.started is True
+    assert fact.expires_at is None
+    assert fact.prompt == IN_DOUBT_PROMPT
 
 
 async def deferring(call: ToolCall) -> Defer:

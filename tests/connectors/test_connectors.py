@@ -275,11 +275,9 @@ async def test_a_service_runs_calls_and_says_what_the_server_said(
     )
     assert (text, world.api.refused) == (TEXT.text, [])
     assert sorted(world.tools.seen) == [4, 5]
-    assert (metadata["iterations"], metadata["tool_calls"], metadata["status"]) == (
-        2,
-        2,
-        "answered",
-    )
+    assert metadata["iterations"] == 2
+    assert metadata["tool_calls"] == 2
+    assert metadata["status"] == "answered"
     assert read_usage(metadata["usage"]) == world.case.usage + world.case.usage
     results = [
         str(i.result)
@@ -314,24 +312,15 @@ async def test_a_planner_runs_to_its_answer(
         result = await planner.invoke(
             world.kernel, "Double 4 and 5, twice.", chat_history=history
         )
-    assert (result.status, result.final_answer, world.api.refused) == (
-        "answered",
-        TEXT.text,
-        [],
-    )
+    assert result.status == "answered"
+    assert result.final_answer == TEXT.text
+    assert world.api.refused == []
     assert (result.iterations, result.tool_calls) == (3, 4)
     used, one = result.usage, world.case.usage
-    assert (
-        used.prompt_tokens,
-        used.completion_tokens,
-        used.cached_tokens,
-        used.estimated_tokens,
-    ) == (
-        3 * one.prompt_tokens,
-        3 * one.completion_tokens,
-        3 * one.cached_tokens,
-        0,
-    )
+    assert used.prompt_tokens == 3 * one.prompt_tokens
+    assert used.completion_tokens == 3 * one.completion_tokens
+    assert used.cached_tokens == 3 * one.cached_tokens
+    assert used.estimated_tokens == 0
     assert "Be brief." in str(world.api.bodies[-1])
 
 
@@ -358,11 +347,9 @@ async def test_a_token_limit_fires(
     world = connect(CALLS)
     budget = Budget(max_iterations=40, max_total_tokens=2 * (PROMPT + COMPLETION))
     text, metadata = await ask(world, asked(), streamed=streamed, budget=budget)
-    assert (text, metadata["status"], metadata["limit"]) == (
-        "That is all.",
-        "limit_reached",
-        "max_total_tokens",
-    )
+    assert text == "That is all."
+    assert metadata["status"] == "limit_reached"
+    assert metadata["limit"] == "max_total_tokens"
     assert (len(world.api.bodies), world.api.refused) == (3, [])
 
 
@@ -374,11 +361,9 @@ async def test_a_token_limit_fires_where_the_usage_is_not_reported(
     world = connect(CALLS, reports=False)
     budget = Budget(max_iterations=40, max_total_tokens=300)
     text, metadata = await ask(world, asked(), streamed=streamed, budget=budget)
-    assert (text, metadata["status"], metadata["limit"]) == (
-        "That is all.",
-        "limit_reached",
-        "max_total_tokens",
-    )
+    assert text == "That is all."
+    assert metadata["status"] == "limit_reached"
+    assert metadata["limit"] == "max_total_tokens"
     assert 2 <= len(world.api.bodies) <= 10
     usage, reported = (
         metadata["usage"],
@@ -407,11 +392,9 @@ async def test_a_paused_run_is_resumed_from_its_json(
     message = await service.resume(
         ChatHistory(), metadata["checkpoint"], approved, settings, kernel=world.kernel
     )
-    assert (text_of(message), world.api.refused, world.tools.seen) == (
-        TEXT.text,
-        [],
-        [4, 5],
-    )
+    assert text_of(message) == TEXT.text
+    assert world.api.refused == []
+    assert world.tools.seen == [4, 5]
     assert read_usage(message.metadata["usage"]) == world.case.usage + world.case.usage
 
 
@@ -491,7 +474,9 @@ async def test_a_request_may_end_with_an_assistants_message(
         pre_invoke=lambda *_: False,
     )
     text, metadata = await ask_service(world, service, asked(), streamed=False)
-    assert (text, metadata["status"], world.api.refused) == (TEXT.text, "answered", [])
+    assert text == TEXT.text
+    assert metadata["status"] == "answered"
+    assert world.api.refused == []
 
 
 @pytest.mark.parametrize("connect", ["bedrock", "google", "mistral"], indirect=True)
@@ -528,7 +513,9 @@ async def test_a_function_without_a_description_is_offered(
 
     world.kernel.add_function("t", now)
     text, metadata = await ask(world, asked(), streamed=False)
-    assert (text, metadata["tool_calls"], world.api.refused) == (TEXT.text, 1, [])
+    assert text == TEXT.text
+    assert metadata["tool_calls"] == 1
+    assert world.api.refused == []
 
 
 async def test_an_empty_reply_does_not_end_a_conversation(

@@ -58,8 +58,6 @@ def test_a_line_of_the_greatest_width_is_whole(more: int, whole: bool) -> None:
     """One character more, and it ends in an ellipsis at that width."""
     bare = str(StopRequested(reason="", at=0.0))
     line = str(StopRequested(reason="r" * (LINE_WIDTH - len(bare) + more), at=0.0))
-    assert (len(line), line.endswith("'"), line.endswith("…")) == (
-        LINE_WIDTH,
-        whole,
-        not whole,
-    )
+    assert len(line) == LINE_WIDTH
+    assert line.endswith("'") == whole
+    assert line.endswith("…") == (not whole)

@@ -142,12 +142,10 @@ def test_a_fact_cannot_lead_past_the_table() -> None:
 def test_a_run_starts_with_its_plan_or_its_first_request() -> None:
     """The rules say whether a plan is asked for; goal, transcript and rules are kept."""
     state = fold([run_started(plan=True)])
-    assert (state.phase, state.run_id, state.goal, state.transcript) == (
-        Phase.PLANNING,
-        "run",
-        "goal",
-        (GOAL,),
-    )
+    assert state.phase == Phase.PLANNING
+    assert state.run_id == "run"
+    assert state.goal == "goal"
+    assert state.transcript == (GOAL,)
     assert fold([run_started()]).phase is Phase.ASKING
 
 
@@ -266,11 +264,9 @@ def test_a_plan_request_that_failed_is_charged_as_the_rules_say(
     """Like one that was answered; a request of the loop is always charged."""
     lost = request_failed(iteration=-1, usage=Usage(prompt_tokens=7))
     usage = fold([run_started(plan=True, charge_plan=charge), lost]).usage
-    assert (usage.iterations, usage.prompt_tokens, usage.active_seconds) == (
-        charged,
-        7,
-        1.0,
-    )
+    assert usage.iterations == charged
+    assert usage.prompt_tokens == 7
+    assert usage.active_seconds == 1.0
     assert (
         fold([run_started(charge_plan=charge), request_failed(2)]).usage.iterations == 2
     )

@@ -62,15 +62,9 @@ def test_a_call_in_doubt_that_runs_again_is_charged_once() -> None:
     again = fold([*CALLED, began(0), decided(0), began(0), finished(0)])
     answered = fold([*CALLED, began(0), decided(0, verdict="answer")])
     for state in (again, answered):
-        assert (
-            state.usage.tool_calls,
-            state.usage.calls_by_function,
-            state.calls_by_digest,
-        ) == (
-            1,
-            {"f": 1},
-            {"digest of f": 1},
-        )
+        assert state.usage.tool_calls == 1
+        assert state.usage.calls_by_function == {"f": 1}
+        assert state.calls_by_digest == {"digest of f": 1}
 
 
 def test_repeats_are_counted_before_they_are_limited() -> None:

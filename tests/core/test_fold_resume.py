@@ -85,11 +85,9 @@ def test_a_resumed_pause_keeps_what_was_spent_and_decided() -> None:
     limits = Budget(max_iterations=9)
     state = apply(paused, Resumed(limits=limits, at=1.0))
     assert state.rules.limits == limits
-    assert (state.usage, state.batch, state.transcript) == (
-        paused.usage,
-        paused.batch,
-        paused.transcript,
-    )
+    assert state.usage == paused.usage
+    assert state.batch == paused.batch
+    assert state.transcript == paused.transcript
 
 
 def test_a_pause_does_not_forget_a_limit_that_was_reached() -> None:
@@ -117,7 +115,9 @@ def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
         ended(),
     ]
     before, state = fold(facts), fold([*facts, RESUMED])
-    assert (state.phase, state.ended, state.rounds) == (Phase.ASKING, None, 0)
+    assert state.phase == Phase.ASKING
+    assert state.ended is None
+    assert state.rounds == 0
     assert state.usage == before.usage
 
 
@@ -251,12 +251,10 @@ def test_a_returned_batch_is_decided_from_the_beginning() -> None:
     ]
     assert fold(facts).ending is not None
     state = fold([*facts, RESUMED])
-    assert (state.phase, state.ended, state.ending, state.rounds) == (
-        Phase.REVIEWING,
-        None,
-        None,
-        0,
-    )
+    assert state.phase == Phase.REVIEWING
+    assert state.ended is None
+    assert state.ending is None
+    assert state.rounds == 0
     assert state.batch is not None
     assert (state.batch.undecided, state.batch.unanswered) == (2, 2)
     assert [call.answer for call in state.batch.calls] == [None, None, "result of f"]

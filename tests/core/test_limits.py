@@ -293,11 +293,9 @@ def test_what_is_left_is_never_below_zero() -> None:
     over = Usage(iterations=11, prompt_tokens=2000, active_seconds=1.0)
     told = remaining(ALL, over, NOON.timestamp() + 60)
     left = {item.name: (item.left, item.limit) for item in told}
-    assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == (
-        (0, 10),
-        (0, 1000),
-        (0.0, 1.0),
-    )
+    assert left["max_iterations"] == (0, 10)
+    assert left["max_total_tokens"] == (0, 1000)
+    assert left["deadline"] == (0.0, 1.0)
 
 
 def test_a_limit_is_mentioned_once_its_share_is_reached() -> None:

@@ -111,22 +111,18 @@ def test_the_last_trip_is_reserved_for_an_answer(limit: int) -> None:
         False
     ]
     assert play.requests[-1].withheld == "max_iterations"
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_iterations",
-        "forced",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_iterations"
+    assert play.end.answer == "forced"
     assert play.state.usage.iterations == limit
 
 
 def test_an_answer_before_the_last_trip_reaches_no_limit() -> None:
     """A run that answers while trips remain is answered, and names no limit."""
     play = Play(calls("f"), says("done"), limits=Budget(max_iterations=3)).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "answered",
-        None,
-        "done",
-    )
+    assert play.end.status == "answered"
+    assert play.end.limit is None
+    assert play.end.answer == "done"
 
 
 @pytest.mark.parametrize(
@@ -151,11 +147,9 @@ def test_without_a_forced_answer_the_last_calls_are_answered_not_executed(
         "result of f",
         "Not executed: The limit max_iterations=2 was reached.",
     ]
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_iterations",
-        "",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_iterations"
+    assert play.end.answer == ""
     assert play.state.usage.tool_calls == 1
     assert violations(play.state.transcript) == []
 
@@ -201,11 +195,9 @@ def test_a_service_that_overcharges_with_calls_ends_the_run(on_limit: Any) -> No
 def test_a_service_that_overcharges_with_text_ends_at_the_limit() -> None:
     """What a foreign service answered over its budget is kept, and the limit is named."""
     play = Play(says("late", iterations=4), limits=Budget(max_iterations=3)).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_iterations",
-        "late",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_iterations"
+    assert play.end.answer == "late"
     assert (
         Play(says("in time", iterations=3), limits=Budget(max_iterations=3))
         .go()
@@ -218,8 +210,6 @@ def test_a_service_that_overcharges_beside_another_limit_names_the_first() -> No
     """The first limit that was reached names the end, also where the forced answer was overcharged."""
     limits = Budget(max_iterations=3, max_tool_calls=0)
     play = Play(calls("f"), says("late", iterations=5), limits=limits).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_tool_calls",
-        "late",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.answer == "late"

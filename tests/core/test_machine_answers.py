@@ -35,11 +35,9 @@ def test_used_attempts_withdraw_functions(
     """Two attempts are two tool rounds and a plain request; used up, they are a limit where they have a name."""
     play = Play(*LOOP, use_attempts=2, attempts_limit=name).go()
     assert [request.offer for request in play.requests] == [True, True, False]
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        status,
-        limit,
-        "forced",
-    )
+    assert play.end.status == status
+    assert play.end.limit == limit
+    assert play.end.answer == "forced"
     if limit:
         assert play.end.reason == "The limit maximum_use_attempts=2 was reached."
 
@@ -101,11 +99,9 @@ def test_a_step_closed_on_the_reserved_trip_is_the_forced_answer() -> None:
     play = Play(calls("f"), rounds_per_step=1, limits=Budget(max_iterations=2)).go(
         says("sorry")
     )
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_iterations",
-        "sorry",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_iterations"
+    assert play.end.answer == "sorry"
 
 
 def test_a_limit_needs_functions_to_withhold() -> None:
@@ -137,11 +133,9 @@ def test_a_final_answer_beside_other_calls_is_taken() -> None:
     play = Play(calls("f", "final", "unknown", "g"), verdicts={"g": "defer"}).go()
     read = ["Not executed", "answer to final", "answer to unknown", "Not executed"]
     assert [text.split(":")[0] for text in play.results] == read
-    assert (play.end.status, play.end.answer, len(play.requests)) == (
-        "answered",
-        "42",
-        1,
-    )
+    assert play.end.status == "answered"
+    assert play.end.answer == "42"
+    assert len(play.requests) == 1
     assert play.state.usage.tool_calls == 0
     assert violations(play.state.transcript) == []
 
@@ -191,11 +185,9 @@ def test_an_answer_out_of_form_keeps_the_limit_that_ended_the_run() -> None:
         None,
         "max_tool_calls",
     ]
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_tool_calls",
-        "prose",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.answer == "prose"
     assert play.end.reason.startswith("The answer is not in its form")
 
 
@@ -233,11 +225,9 @@ def test_a_stop_keeps_an_answer_out_of_form(steps: int) -> None:
     play = (
         Play(says("prose"), says("{}"), **FORM).go(steps=steps).add(stop("enough")).go()
     )
-    assert (play.end.status, play.end.answer, play.end.reason) == (
-        "stopped",
-        "prose",
-        "enough",
-    )
+    assert play.end.status == "stopped"
+    assert play.end.answer == "prose"
+    assert play.end.reason == "enough"
     assert len(play.requests) == 1
 
 
@@ -245,11 +235,9 @@ def test_a_limit_that_shrinks_keeps_an_answer_out_of_form() -> None:
     """Where no request may follow after it was asked for again, the run ends at the limit with it."""
     play = Play(says("prose"), says("{}"), **FORM).go(steps=3)
     play.add(budget_changed(Budget(max_iterations=1))).go()
-    assert (play.end.status, play.end.answer, play.end.limit) == (
-        "limit_reached",
-        "prose",
-        "max_iterations",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.answer == "prose"
+    assert play.end.limit == "max_iterations"
     assert "no further request may be made. It is not in the form." in play.end.reason
 
 
@@ -259,17 +247,13 @@ def test_a_reply_that_was_cut_short_does_not_answer_after_the_form_was_asked_for
     """Resumed where no request may follow, the run ends without one."""
     play = Play(says("prose"), says("{", finish_reason="length"), **FORM).go()
     play.add(RESUMED, stop("enough")).go()
-    assert (play.end.status, play.end.answer, play.end.reason) == (
-        "stopped",
-        "",
-        "enough",
-    )
+    assert play.end.status == "stopped"
+    assert play.end.answer == ""
+    assert play.end.reason == "enough"
     play.add(Resumed(limits=Budget(max_iterations=2), at=0.0)).go()
-    assert (play.end.status, play.end.answer, play.end.limit) == (
-        "limit_reached",
-        "",
-        "max_iterations",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.answer == ""
+    assert play.end.limit == "max_iterations"
     assert play.end.reason == "The limit max_iterations=2 was reached."
 
 

@@ -50,11 +50,9 @@ def test_reask_removes_the_call_and_asks_without_functions() -> None:
         (False, None),
     ]
     assert len(play.state.transcript) == 2
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "answered",
-        None,
-        "plain",
-    )
+    assert play.end.status == "answered"
+    assert play.end.limit is None
+    assert play.end.answer == "plain"
 
 
 def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
@@ -67,11 +65,9 @@ def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
         (True, None),
         (False, None),
     ]
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "answered",
-        None,
-        "plain",
-    )
+    assert play.end.status == "answered"
+    assert play.end.limit is None
+    assert play.end.answer == "plain"
     allowed = Play(calls("f"), says("plain"), close_on_denial=True).go()
     assert [request.offer for request in allowed.requests] == [True, True]
 
@@ -146,11 +142,9 @@ def test_a_limit_reached_before_a_pause_still_ends_the_run_after_it() -> None:
         limits=limits,
     ).go()
     play.add(RESUMED, decided(2, "h", "deny")).go(says("sorry"))
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_tool_calls",
-        "sorry",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.answer == "sorry"
 
 
 def test_a_fault_does_not_forget_a_limit_that_was_reached() -> None:
@@ -161,11 +155,9 @@ def test_a_fault_does_not_forget_a_limit_that_was_reached() -> None:
         .add(RESUMED)
         .go(says("sorry"))
     )
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_tool_calls",
-        "sorry",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.answer == "sorry"
 
 
 @each_of("phase", [Phase.PLANNING, Phase.ASKING, Phase.COMPLETING, Phase.ANSWERING])
@@ -194,22 +186,18 @@ def test_a_limited_run_resumed_with_its_old_budget_ends_again() -> None:
     """Without a larger budget nothing is asked and nothing runs: the same limit ends the run again."""
     play = Play(*LOOP, limits=Budget(max_iterations=2)).go()
     play.add(RESUMED).go()
-    assert (play.end.status, play.end.limit, len(play.requests)) == (
-        "limit_reached",
-        "max_iterations",
-        2,
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_iterations"
+    assert len(play.requests) == 2
 
 
 def test_an_incomplete_run_asks_again_when_it_is_resumed() -> None:
     """The cut reply is dropped and the request made again."""
     play = Play(says("half", finish_reason="length")).go()
     play.add(RESUMED).go(says("whole"))
-    assert (play.end.status, play.end.answer, len(play.state.transcript)) == (
-        "answered",
-        "whole",
-        2,
-    )
+    assert play.end.status == "answered"
+    assert play.end.answer == "whole"
+    assert len(play.state.transcript) == 2
 
 
 def test_used_attempts_start_again_on_resume() -> None:

@@ -51,11 +51,9 @@ def test_a_batch_over_the_call_limit(policy: Any, results: list[str]) -> None:
     assert play.requests[-1] == AskModel(
         iteration=1, offer=False, tool_choice=None, withheld="max_tool_calls"
     )
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_tool_calls",
-        "forced",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.answer == "forced"
     assert violations(play.state.transcript) == []
 
 
@@ -87,11 +85,9 @@ def test_another_limit_ends_the_run_where_no_answer_is_wanted(on_limit: Any) -> 
         calls("f", "g"), limits=Budget(max_tool_calls=1, on_limit=on_limit)
     ).go()
     assert len(play.requests) == 1
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_tool_calls",
-        "",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.answer == ""
     assert "max_tool_calls=1" in play.end.reason
     assert violations(play.state.transcript) == []
 
@@ -115,11 +111,9 @@ def test_a_function_has_its_own_limit() -> None:
         "result of g",
     ]
     assert play.state.usage.calls_by_function == {"f": 1, "g": 1}
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_calls_per_function",
-        "sorry",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_calls_per_function"
+    assert play.end.answer == "sorry"
 
 
 def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
@@ -155,11 +149,9 @@ def test_batches_with_errors_in_a_row_end_the_run() -> None:
     play.outcomes["f"] = "failed"
     play.go(says("sorry"))
     assert [request.offer for request in play.requests] == [True, True, False]
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_consecutive_errors",
-        "sorry",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_consecutive_errors"
+    assert play.end.answer == "sorry"
 
 
 def test_a_clean_batch_forgives_errors() -> None:
@@ -202,11 +194,9 @@ def test_a_spent_limit_is_checked_before_a_request() -> None:
     play = Play(calls("f"), limits=Budget(max_active_seconds=2)).go(says("sorry"))
     assert play.state.usage.tool_calls == 1
     assert [request.withheld for request in play.requests] == [None]
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_active_seconds",
-        "",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_active_seconds"
+    assert play.end.answer == ""
 
 
 def test_a_deadline_is_named_with_its_moment() -> None:
@@ -247,22 +237,18 @@ def test_a_budget_that_grows_while_a_run_is_driven_lets_it_continue() -> None:
         calls("f"), says("done")
     )
     assert [request.offer for request in play.requests] == [True, True, False]
-    assert (
-        play.end.status,
-        play.state.usage.tool_calls,
-        play.state.usage.iterations,
-    ) == ("limit_reached", 1, 3)
+    assert play.end.status == "limit_reached"
+    assert play.state.usage.tool_calls == 1
+    assert play.state.usage.iterations == 3
 
 
 def test_a_budget_that_shrinks_while_a_run_is_driven_ends_it() -> None:
     """No request follows one that is over the new limit."""
     play = Play(calls("f"), limits=Budget(max_iterations=9)).go()
     play.add(budget_changed(Budget(max_iterations=1))).go(says("never asked for"))
-    assert (play.end.status, play.end.limit, len(play.requests)) == (
-        "limit_reached",
-        "max_iterations",
-        1,
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_iterations"
+    assert len(play.requests) == 1
 
 
 def test_a_reply_with_more_calls_than_one_may_have_runs_none() -> None:
@@ -288,11 +274,9 @@ def test_the_end_at_a_limit_says_which_and_its_value(
 ) -> None:
     """Also where the calls go back unanswered."""
     play = Play(calls("f"), limits=Budget(max_tool_calls=0, on_limit=on_limit)).go()
-    assert (play.end.status, play.end.limit, play.end.returned) == (
-        "limit_reached",
-        "max_tool_calls",
-        returned,
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_tool_calls"
+    assert play.end.returned == returned
     assert play.end.reason == "The limit max_tool_calls=0 was reached."
 
 
@@ -330,11 +314,9 @@ def test_a_call_in_doubt_is_not_said_to_have_not_run_at_a_limit() -> None:
         began(0),
     ]
     first = as_type(WithholdCalls, next_action(fold(facts)))
-    assert (first.indexes, first.answer, first.limit) == (
-        (0,),
-        IN_DOUBT,
-        "max_iterations",
-    )
+    assert first.indexes == (0,)
+    assert first.answer == IN_DOUBT
+    assert first.limit == "max_iterations"
     second = as_type(WithholdCalls, next_action(fold([*facts, withheld(0)])))
     assert (second.indexes, second.answer) == (
         (1,),

@@ -8,12 +8,12 @@ def test_the_newest_values_are_remembered_and_no_more() -> None:
     newest = Newest[str](2)
     for name in ("a", "b", "c"):
         newest.add(name)
-    assert ("a" in newest, "b" in newest, "c" in newest, len(newest)) == (
-        False,
-        True,
-        True,
-        2,
-    )
+    assert "a" not in newest
+    assert "b" in newest
+    assert "c" in newest
+    assert len(newest) == 2
     newest.discard("b")
     newest.add("d")
-    assert ("b" in newest, "c" in newest, "d" in newest) == (False, True, True)
+    assert "b" not in newest
+    assert "c" in newest
+    assert "d" in newest

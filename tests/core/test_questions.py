@@ -79,11 +79,9 @@ def test_a_question_is_put_to_the_clarifier_before_its_batch_runs() -> None:
 def test_safe_calls_run_before_a_question_where_that_is_wanted() -> None:
     """Under ``run_safe_first`` the other calls do not wait for it."""
     play = Play(calls("f", "ask"), on_deferred="run_safe_first").go()
-    assert (play.state.phase, play.state.usage.tool_calls, only_asks(play.state)) == (
-        Phase.PAUSED,
-        1,
-        True,
-    )
+    assert play.state.phase == Phase.PAUSED
+    assert play.state.usage.tool_calls == 1
+    assert only_asks(play.state) is True
 
 
 def test_a_call_that_waits_beside_a_question_makes_it_a_pause() -> None:
@@ -130,11 +128,9 @@ def test_no_person_is_asked_once_a_limit_is_spent() -> None:
     play = Play(
         calls("ask", usage=costly), says("sorry"), limits=limits, clarifier=True
     ).go()
-    assert (play.end.status, play.end.limit, play.end.answer) == (
-        "limit_reached",
-        "max_total_tokens",
-        "sorry",
-    )
+    assert play.end.status == "limit_reached"
+    assert play.end.limit == "max_total_tokens"
+    assert play.end.answer == "sorry"
     assert not any(isinstance(action, AskPerson) for action in play.actions)
 
     plain = Play(says("where?", usage=costly), limits=limits, clarifier=True).go()

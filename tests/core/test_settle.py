@@ -86,7 +86,9 @@ def test_a_run_that_was_ended_is_stopped_with_the_reason(moment: str) -> None:
     """Unless its answer had already come, the run is stopped, and says why."""
     end = stopping_facts(fold(MOMENTS[moment]), reason="enough", at=7.0)[-1]
     assert isinstance(end, Ended)
-    assert (end.status, end.reason, end.answer) == ("stopped", "enough", "")
+    assert end.status == "stopped"
+    assert end.reason == "enough"
+    assert end.answer == ""
 
 
 def test_an_answer_that_had_come_is_kept() -> None:

@@ -39,7 +39,9 @@ ALLOWED = SharedBudgetsChecked(at=0.0)
 def test_a_run_whose_shared_budget_is_used_up_ends_with_its_name_and_reason() -> None:
     """No request follows; the reason is the shared budget's, since the run does not know its value."""
     end = as_type(Finish, next_action(fold([run_started(), forbidden()])))
-    assert (end.status, end.limit, end.reason) == ("limit_reached", NAME, REASON)
+    assert end.status == "limit_reached"
+    assert end.limit == NAME
+    assert end.reason == REASON
 
 
 @pytest.mark.parametrize("on_limit", ["stop", "answer"])

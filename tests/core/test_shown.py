@@ -89,8 +89,6 @@ def test_a_text_of_eighty_characters_is_whole() -> None:
 
 def test_one_is_counted_without_a_plural() -> None:
     """Any other number has one, with its thousands apart."""
-    assert (counted(1, "call"), counted(0, "call"), counted(1200, "call")) == (
-        "1 call",
-        "0 calls",
-        "1,200 calls",
-    )
+    assert counted(1, "call") == "1 call"
+    assert counted(0, "call") == "0 calls"
+    assert counted(1200, "call") == "1,200 calls"

@@ -52,13 +52,13 @@ async def test_a_gate_sees_a_call_as_it_would_run() -> None:
     engine = engine_of(["unknown", "f"], "done", gate=gate)
     await engine.run()
     (call,) = gate.seen[0]
-    assert (
-        call.id,
-        call.function_name,
-        call.fully_qualified_name,
-        call.raw_arguments,
-    ) == ("c1", "f", "f", "{}")
-    assert (call.iteration, call.index, call.batch_size) == (0, 1, 2)
+    assert call.id == "c1"
+    assert call.function_name == "f"
+    assert call.fully_qualified_name == "f"
+    assert call.raw_arguments == "{}"
+    assert call.iteration == 0
+    assert call.index == 1
+    assert call.batch_size == 2
     assert call.arguments == {"version": 0, "edited": None}
     assert call.fingerprint == decision_of(engine).fingerprint != ""
 
@@ -103,11 +103,9 @@ async def test_an_approved_call_runs_and_says_who_approved() -> None:
         ["f"], "done", gate=FakeGate({"f": Approve(by="ann", always="function")})
     )
     state = await engine.run()
-    assert (
-        decision_of(engine).by,
-        decision_of(engine).verdict,
-        decision_of(engine).approved,
-    ) == ("ann", "run", True)
+    assert decision_of(engine).by == "ann"
+    assert decision_of(engine).verdict == "run"
+    assert decision_of(engine).approved is True
     assert state.sticky == {sticky_keys("f", "", "", source="", roles=())["function"]}
     assert results_of(state) == ["f()"]
 

@@ -74,11 +74,9 @@ async def test_a_marked_function_of_an_agent_does_not_run_unasked(door: Door) ->
     """The mark counts in the agent's own kernel; a function's inner run cannot wait, so the agent reads a refusal."""
     team = Team([WIPE, say("I could not.")])
     outcome = await door.ask(team.here)
-    assert (team.shop.ran, outcome.status, results(outcome.history)) == (
-        [],
-        "answered",
-        ["I could not."],
-    )
+    assert team.shop.ran == []
+    assert outcome.status == "answered"
+    assert results(outcome.history) == ["I could not."]
     assert "needs a person's decision" in str(
         team.service.requests[1].messages[-1]["content"]
     )
@@ -89,11 +87,9 @@ async def test_an_agents_requests_are_charged_to_the_run(door: Door) -> None:
     """The run counts its own two requests and the agent's two, and the function that the agent called."""
     team = Team([LOOK, say("Seen.")])
     outcome = await door.ask(team.here)
-    assert (outcome.iterations, outcome.tool_calls, team.shop.ran) == (
-        4,
-        2,
-        [("look", "7")],
-    )
+    assert outcome.iterations == 4
+    assert outcome.tool_calls == 2
+    assert team.shop.ran == [("look", "7")]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["stock", "bounded"])
@@ -110,11 +106,9 @@ async def test_a_budget_holds_for_an_agent() -> None:
     outcome = await Door("planner", False).ask(
         team.here, budget=Budget(max_iterations=5)
     )
-    assert (outcome.iterations, len(team.service.requests), team.here.requests) == (
-        5,
-        3,
-        2,
-    )
+    assert outcome.iterations == 5
+    assert len(team.service.requests) == 3
+    assert team.here.requests == 2
 
 
 async def test_a_call_of_an_agents_function_is_asked_about() -> None:
@@ -217,7 +211,9 @@ async def test_a_function_that_a_class_of_agents_declares_is_charged() -> None:
     agent = Asking(kernel=kernel, name="helper", function_choice_behavior=stock.Auto())
     here = world([call("team-brief"), DONE], team=agent)
     outcome = await Door("planner", False).ask(here)
-    assert (outcome.iterations, shop.ran, results(outcome.history)) == (4, [], ["No."])
+    assert outcome.iterations == 4
+    assert shop.ran == []
+    assert results(outcome.history) == ["No."]
 
 
 async def test_what_an_agent_remembers_stays_its_own() -> None:
@@ -286,4 +282,6 @@ async def test_an_agent_of_a_kept_run_is_in_its_journal(tmp_path: Path) -> None:
     started = [
         fact.function for fact in result.facts if isinstance(fact, NestedCallStarted)
     ]
-    assert (result.iterations, len(inside), started) == (4, 2, ["shop-look"])
+    assert result.iterations == 4
+    assert len(inside) == 2
+    assert started == ["shop-look"]

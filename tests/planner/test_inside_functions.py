@@ -139,11 +139,9 @@ async def test_with_nothing_left_the_request_is_refused_and_the_run_answers(
     """Of two trips one asks and one answers: nothing is sent between them, and the model reads why."""
     async with world(once(way, say("never"))) as seen:
         result, told = await outcome(seen, way, max_iterations=2)
-        assert (result.iterations, len(seen.server.requests), result.final_answer) == (
-            2,
-            2,
-            "done",
-        )
+        assert result.iterations == 2
+        assert len(seen.server.requests) == 2
+        assert result.final_answer == "done"
         assert "max_iterations" in told[0]
         assert all(isinstance(error, LimitReachedError) for error in seen.inside.raised)
 
@@ -156,7 +154,9 @@ async def test_a_run_inside_keeps_a_request_for_its_answer() -> None:
     )
     async with world(looking) as seen:
         result, told = await outcome(seen, "inside-prompt_auto", max_iterations=5)
-        assert (told, result.iterations, result.tool_calls) == (["What I saw."], 5, 3)
+        assert told == ["What I saw."]
+        assert result.iterations == 5
+        assert result.tool_calls == 3
 
 
 async def test_a_policy_decides_inside_as_well() -> None:
@@ -258,7 +258,9 @@ async def test_a_function_may_add_a_plugin_and_have_it_called() -> None:
 
         seen.kernel.add_plugin(Loader(), "loader")
         result, told = await outcome(seen, "loader-load")
-        assert (told, seen.bank.looked, result.tool_calls) == (["seen"], 1, 2)
+        assert told == ["seen"]
+        assert seen.bank.looked == 1
+        assert result.tool_calls == 2
         assert "late-look" in seen.server.requests[-1].tools
 
 

@@ -261,7 +261,9 @@ async def test_a_model_reads_a_long_result_to_its_end(door: Door) -> None:
     reader, web = Reader(), Web()
     here = world(reader, web=web)
     outcome = await door.ask(here, budget=CAP, behavior=None)
-    assert (outcome.status, outcome.tool_calls, web.fetched) == ("answered", 1, 1)
+    assert outcome.status == "answered"
+    assert outcome.tool_calls == 1
+    assert web.fetched == 1
     assert "".join(reader.pieces) == PAGE
     assert all(estimated_tokens(piece) <= 100 for piece in reader.pieces)
     assert reader.offered == [False, *[True] * (len(reader.offered) - 1)]
@@ -430,11 +432,9 @@ async def test_the_last_trip_offers_no_reading_and_reading_costs_trips() -> None
     result = await planner_with(budget=replace(CAP, max_iterations=4)).invoke(
         here.kernel, "Go."
     )
-    assert (result.status, result.limit, result.iterations) == (
-        "limit_reached",
-        "max_iterations",
-        4,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_iterations"
+    assert result.iterations == 4
     assert reader.offered == [False, True, True]
 
 

@@ -53,11 +53,9 @@ async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
         asked_last = server.requests[-1]
 
     assert (len(server.requests), result.iterations) == (most, most)
-    assert (result.status, result.final_answer, result.limit) == (
-        "limit_reached",
-        "Enough.",
-        "max_iterations",
-    )
+    assert result.status == "limit_reached"
+    assert result.final_answer == "Enough."
+    assert result.limit == "max_iterations"
     assert asked_last.tools == ()
     assert result.tool_calls == len(math.sums)
     assert result.usage.total_tokens == server.total_tokens
@@ -89,11 +87,9 @@ async def test_two_hundred_tool_turns_do_not_recurse() -> None:
     kernel, _ = scripted(script)
     result = await invoke(planner_with(plan=False, max_iterations=None), kernel)
 
-    assert (result.status, result.iterations, result.tool_calls) == (
-        "answered",
-        201,
-        200,
-    )
+    assert result.status == "answered"
+    assert result.iterations == 201
+    assert result.tool_calls == 200
 
 
 async def test_the_budget_may_say_how_many_iterations() -> None:
@@ -154,11 +150,9 @@ async def test_a_service_that_spends_more_than_allowed_ends_the_run(
         planner_with(plan=False, max_iterations=4), kernel, streamed=streamed
     )
 
-    assert (result.status, result.final_answer, result.limit) == (
-        "limit_reached",
-        "It is 3.",
-        "max_iterations",
-    )
+    assert result.status == "limit_reached"
+    assert result.final_answer == "It is 3."
+    assert result.limit == "max_iterations"
     assert (result.iterations, len(service.requests)) == (9, 1)
 
 
@@ -183,12 +177,12 @@ async def test_stop_ends_the_run_as_a_value(
         )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (result.status, result.final_answer, result.limit) == (
-        "limit_reached",
-        "",
-        limit,
-    )
-    assert (len(server.requests), len(math.sums), result.tool_calls) == (2, 1, 1)
+    assert result.status == "limit_reached"
+    assert result.final_answer == ""
+    assert result.limit == limit
+    assert len(server.requests) == 2
+    assert len(math.sums) == 1
+    assert result.tool_calls == 1
     check_sendable(result.chat_history)
     assert result.chat_history is not None
     assert "Not executed" in str(first_result(result.chat_history.messages[-1]).result)
@@ -212,12 +206,10 @@ async def test_raise_ends_the_run_with_everything_it_had(
             await invoke(planner, kernel, streamed=streamed)
 
     error = raised.value
-    assert (error.limit, error.status, error.iterations, error.tool_calls) == (
-        limit,
-        "limit_reached",
-        2,
-        1,
-    )
+    assert error.limit == limit
+    assert error.status == "limit_reached"
+    assert error.iterations == 2
+    assert error.tool_calls == 1
     assert error.usage is not None
     assert error.usage.total_tokens == server.total_tokens
     assert error.checkpoint is not None
@@ -250,12 +242,10 @@ async def test_return_calls_ends_the_history_with_the_calls(
         )
         result = await invoke(planner, kernel, streamed=streamed)
 
-    assert (result.status, result.limit, len(server.requests), len(math.sums)) == (
-        "limit_reached",
-        limit,
-        2,
-        1,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == limit
+    assert len(server.requests) == 2
+    assert len(math.sums) == 1
     assert result.chat_history is not None
     *_, last = result.chat_history.messages
     assert [
@@ -272,11 +262,9 @@ async def test_answer_asks_once_more_without_functions() -> None:
         )
 
     assert [bool(request.tools) for request in server.requests] == [True, True, False]
-    assert (result.status, result.final_answer, result.limit) == (
-        "limit_reached",
-        "Enough.",
-        "max_tool_calls",
-    )
+    assert result.status == "limit_reached"
+    assert result.final_answer == "Enough."
+    assert result.limit == "max_tool_calls"
     with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
         result.raise_for_status()
 
@@ -295,11 +283,9 @@ async def test_a_batch_is_counted_as_it_is(batch_over_limit: Any, ran: int) -> N
     )
     result = await invoke(planner, kernel)
 
-    assert (len(math.sums), result.tool_calls, result.status) == (
-        ran,
-        ran,
-        "limit_reached",
-    )
+    assert len(math.sums) == ran
+    assert result.tool_calls == ran
+    assert result.status == "limit_reached"
     check_sendable(result.chat_history)
 
 
@@ -308,11 +294,9 @@ async def test_the_planners_own_calls_are_free() -> None:
     kernel, _ = scripted([PLAN, final()])
     result = await invoke(planner_with(budget=Budget(max_tool_calls=0)), kernel)
 
-    assert (result.status, result.final_answer, result.tool_calls) == (
-        "answered",
-        "It is 3.",
-        0,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.tool_calls == 0
 
 
 async def test_the_last_request_can_keep_the_schema() -> None:
@@ -377,12 +361,10 @@ def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
             stored
         ).raise_for_status()
     error = raised.value
-    assert (error.status, error.limit, error.iterations, error.tool_calls) == (
-        "limit_reached",
-        "max_tool_calls",
-        3,
-        2,
-    )
+    assert error.status == "limit_reached"
+    assert error.limit == "max_tool_calls"
+    assert error.iterations == 3
+    assert error.tool_calls == 2
 
 
 async def test_calls_in_reply_to_a_request_without_functions_do_not_run() -> None:
@@ -396,9 +378,7 @@ async def test_calls_in_reply_to_a_request_without_functions_do_not_run() -> Non
     )
     result = await invoke(planner_with(max_iterations=1), kernel)
 
-    assert (result.status, result.limit, math.sums) == (
-        "limit_reached",
-        "max_iterations",
-        [],
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_iterations"
+    assert math.sums == []
     check_sendable(result.chat_history)

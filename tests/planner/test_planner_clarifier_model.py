@@ -99,7 +99,9 @@ async def test_pass_leaves_the_question_open_and_still_counts() -> None:
     clarifier, other = answering("pass.")
     kernel, _ = scripted([ASK])
     result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel)
-    assert (result.status, result.iterations, len(other.requests)) == ("asked", 2, 1)
+    assert result.status == "asked"
+    assert result.iterations == 2
+    assert len(other.requests) == 1
 
 
 async def test_no_request_is_made_that_would_leave_none_to_use_the_answer() -> None:
@@ -110,7 +112,9 @@ async def test_no_request_is_made_that_would_leave_none_to_use_the_answer() -> N
         planner_with(plan=False, max_iterations=2, clarifier=clarifier),
         kernel,
     )
-    assert (result.status, result.iterations, other.requests) == ("asked", 1, [])
+    assert result.status == "asked"
+    assert result.iterations == 1
+    assert other.requests == []
 
 
 async def test_its_time_and_its_price_are_the_runs() -> None:
@@ -130,11 +134,9 @@ async def test_its_time_and_its_price_are_the_runs() -> None:
         plan=False, require_final_answer_function=True, clarifier=clarifier, clock=clock
     )
     result = await invoke(planner, kernel)
-    assert (result.status, result.usage.active_seconds, result.usage.cost) == (
-        "answered",
-        5.0,
-        0.5,
-    )
+    assert result.status == "answered"
+    assert result.usage.active_seconds == 5.0
+    assert result.usage.cost == 0.5
     assert [fact.by for fact in result.facts if isinstance(fact, Clarified)] == [
         "scripted"
     ]

@@ -54,12 +54,10 @@ async def test_a_reply_of_too_many_calls_runs_none() -> None:
         plan=False, budget=Budget(max_calls_per_reply=3), interceptors=[asked.append]
     )
     result = await invoke(planner, kernel_of(service, t=tools))
-    assert (result.status, result.tool_calls, tools.ran, len(asked)) == (
-        "answered",
-        3,
-        3,
-        3,
-    )
+    assert result.status == "answered"
+    assert result.tool_calls == 3
+    assert tools.ran == 3
+    assert len(asked) == 3
     refused = [
         message["content"]
         for message in service.requests[1].messages
@@ -102,7 +100,9 @@ async def test_synchronous_functions_wait_for_a_thread_before_they_start(
     for fact in result.facts:
         running += isinstance(fact, CallStarted) - isinstance(fact, CallFinished)
         peak = max(peak, running)
-    assert (peak, tools.ran, result.tool_calls) == (most, 200, 200)
+    assert peak == most
+    assert tools.ran == 200
+    assert result.tool_calls == 200
     assert tools.most <= most
 
 
@@ -120,7 +120,9 @@ async def test_a_call_that_waits_for_a_thread_does_not_start_after_a_stop() -> N
     result = await planner_with(
         plan=False, execution=ToolExecution(max_threads=2)
     ).invoke(kernel, "go")
-    assert (result.status, result.tool_calls, tools.ran) == ("stopped", 2, 2)
+    assert result.status == "stopped"
+    assert result.tool_calls == 2
+    assert tools.ran == 2
     check_sendable(result.chat_history)
 
 

@@ -71,11 +71,9 @@ async def test_a_filter_whose_second_parameter_has_another_name_is_answered(
     )
     kernel.add_filter(kind, filtered)
     result = await invoke(planner_with(plan=False), kernel)
-    assert (result.status, result.final_answer, math_plugin.sums) == (
-        "answered",
-        "No idea.",
-        [],
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "No idea."
+    assert math_plugin.sums == []
 
 
 @each_of("left", [None, "text", 7, ["text"], [None]])
@@ -114,11 +112,9 @@ async def test_a_returned_batch_is_returned_whole(over: Any) -> None:
     kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD, ADD)]), math=math_plugin)
     budget = Budget(max_tool_calls=2, batch_over_limit=over, on_limit="return_calls")
     result = await planner_with(plan=False, budget=budget).invoke(kernel, GOAL)
-    assert (result.status, result.limit, math_plugin.sums) == (
-        "limit_reached",
-        "max_tool_calls",
-        [],
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_tool_calls"
+    assert math_plugin.sums == []
     assert result.chat_history is not None
     assert len(result.chat_history.messages[-1].items) == 3
 
@@ -127,11 +123,9 @@ async def test_a_call_where_nothing_is_offered_does_not_answer() -> None:
     """On the reserved trip a model that calls on has given no answer: it stays "", and the reason says why."""
     kernel, _ = scripted([ADD, ADD])
     result = await planner_with(plan=False, max_iterations=2).invoke(kernel, GOAL)
-    assert (result.status, result.limit, result.final_answer) == (
-        "limit_reached",
-        "max_iterations",
-        "",
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_iterations"
+    assert result.final_answer == ""
     assert "max_iterations=2" in result.reason
     assert "called math-add" in result.reason
 

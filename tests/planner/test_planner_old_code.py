@@ -87,15 +87,15 @@ def test_a_share_that_is_set_by_itself_stays() -> None:
 def test_the_result_has_the_old_fields_and_defaults() -> None:
     """final_answer, chat_history and iterations can be given and default as before."""
     empty = FunctionCallingStepwisePlannerResult()
-    assert (empty.final_answer, empty.chat_history, empty.iterations) == ("", None, 0)
+    assert empty.final_answer == ""
+    assert empty.chat_history is None
+    assert empty.iterations == 0
     made = FunctionCallingStepwisePlannerResult(
         final_answer="3", chat_history=ChatHistory(), iterations=2
     )
-    assert (made.final_answer, made.chat_history, made.iterations) == (
-        "3",
-        ChatHistory(),
-        2,
-    )
+    assert made.final_answer == "3"
+    assert made.chat_history == ChatHistory()
+    assert made.iterations == 2
     assert made.raise_for_status() is made
 
 

@@ -82,11 +82,9 @@ async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) 
     result = await invoke(
         planner_with("chat", plan=False, max_iterations=9), kernel, streamed=streamed
     )
-    assert (result.status, result.final_answer, results_read(result)) == (
-        "answered",
-        "It is 3.",
-        ["3"],
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert results_read(result) == ["3"]
     assert (result.iterations, result.tool_calls) == (4, 2)
     assert expert.requests[0].messages[-1]["content"] == "Add 1 and 2."
 
@@ -106,11 +104,9 @@ async def test_nested_runs_race_for_what_is_left_less_the_reserved_trip() -> Non
         text.startswith(("As far as I came.", nothing_left))
         for text in results_read(result)
     )
-    assert (result.status, result.limit, result.final_answer) == (
-        "limit_reached",
-        "max_iterations",
-        "done",
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_iterations"
+    assert result.final_answer == "done"
 
 
 async def test_one_nested_run_may_take_all_that_is_left() -> None:
@@ -120,11 +116,9 @@ async def test_one_nested_run_may_take_all_that_is_left() -> None:
         "chat", plan=False, max_iterations=6, execution=ToolExecution(max_concurrency=1)
     )
     result = await invoke(planner, kernel, streamed=False)
-    assert (len(expert.requests), result.iterations, result.final_answer) == (
-        4,
-        6,
-        "done",
-    )
+    assert len(expert.requests) == 4
+    assert result.iterations == 6
+    assert result.final_answer == "done"
     assert results_read(result)[0].startswith("As far as I came.")
     assert results_read(result)[1].startswith(
         "There is no answer: The limit max_iterations of the run leaves nothing"
@@ -138,7 +132,9 @@ async def test_what_a_nested_run_leaves_is_there_for_the_next() -> None:
         planner_with("chat", plan=False, max_iterations=7), kernel, streamed=False
     )
     assert results_read(result) == ["3", "3"]
-    assert (result.status, result.iterations, result.limit) == ("answered", 5, None)
+    assert result.status == "answered"
+    assert result.iterations == 5
+    assert result.limit is None
 
 
 async def test_a_larger_budget_of_the_run_around_is_there_for_nested_runs() -> None:
@@ -146,19 +142,15 @@ async def test_a_larger_budget_of_the_run_around_is_there_for_nested_runs() -> N
     kernel, expert = around([DELEGATE, say("done"), DELEGATE, say("more")], never_ends)
     planner = planner_with("chat", plan=False, max_iterations=4)
     first = await invoke(planner, kernel, streamed=False)
-    assert (len(expert.requests), first.final_answer, first.limit) == (
-        2,
-        "done",
-        "max_iterations",
-    )
+    assert len(expert.requests) == 2
+    assert first.final_answer == "done"
+    assert first.limit == "max_iterations"
     again = await planner.resume(
         kernel, first.checkpoint, budget=Budget(max_iterations=13)
     )
-    assert (again.final_answer, again.iterations, len(expert.requests)) == (
-        "more",
-        13,
-        2 + 7,
-    )
+    assert again.final_answer == "more"
+    assert again.iterations == 13
+    assert len(expert.requests) == 2 + 7
 
 
 async def test_tokens_and_cost_are_shared_and_charged() -> None:
@@ -184,11 +176,9 @@ async def test_a_nested_run_that_fails_is_charged_what_it_has_spent() -> None:
         planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False
     )
     assert results_read(result) == ["The function expert-reach_goal failed."]
-    assert (result.iterations, result.status, result.limit) == (
-        1 + 1 + 1,
-        "answered",
-        None,
-    )
+    assert result.iterations == 1 + 1 + 1
+    assert result.status == "answered"
+    assert result.limit is None
 
 
 async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_is_left() -> (
@@ -199,11 +189,9 @@ async def test_each_of_more_nested_runs_than_trips_answers_or_says_that_nothing_
     result = await invoke(
         planner_with("chat", plan=False, max_iterations=3), kernel, streamed=False
     )
-    assert (len(expert.requests), result.iterations, result.final_answer) == (
-        1,
-        3,
-        "done",
-    )
+    assert len(expert.requests) == 1
+    assert result.iterations == 3
+    assert result.final_answer == "done"
     answered, *others = sorted(results_read(result))
     assert answered.startswith("3")
     assert len(others) == 2
@@ -272,7 +260,9 @@ async def test_a_nested_deferral_is_denied_by_name() -> None:
         [DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank()
     )
     result = await invoke(planner_with("chat", plan=False), kernel)
-    assert (result.status, results_read(result), paid) == ("answered", ["not paid"], [])
+    assert result.status == "answered"
+    assert results_read(result) == ["not paid"]
+    assert paid == []
     assert "bank-pay needs a person's decision" in str(
         expert.requests[1].messages[-1]["content"]
     )
@@ -313,11 +303,9 @@ async def test_a_planner_that_a_function_calls_takes_from_the_run_too() -> None:
     result = await invoke(
         planner_with("chat", plan=False, max_iterations=6), kernel, streamed=False
     )
-    assert (len(expert.requests), result.iterations, result.tool_calls) == (
-        4,
-        6,
-        1 + 1 + 3,
-    )
+    assert len(expert.requests) == 4
+    assert result.iterations == 6
+    assert result.tool_calls == 1 + 1 + 3
     assert results_read(result)[0].startswith("As far as I came.")
 
 

@@ -224,9 +224,7 @@ async def test_a_nested_run_keeps_the_deadline_of_the_run_around() -> None:
         kernel,
         streamed=False,
     )
-    assert (result.status, result.limit, result.final_answer) == (
-        "limit_reached",
-        "deadline",
-        "",
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "deadline"
+    assert result.final_answer == ""
     assert (len(expert.requests), len(chat.requests)) == (1, 1)

@@ -73,11 +73,9 @@ async def test_a_long_result_is_not_sent(streamed: bool) -> None:
         checkpoint = Checkpoint.from_json(error.checkpoint.to_json())
         larger = planner_with(plan=False, max_prompt_tokens=9000)
         result = await resume(larger, kernel, checkpoint, streamed=streamed)
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        "It is about words.",
-        2,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is about words."
+    assert result.iterations == 2
     assert (result.tool_calls, len(server.requests)) == (1, 2)
 
 
@@ -89,15 +87,9 @@ async def test_a_plan_request_that_is_too_long_is_not_sent_either() -> None:
         assert server.requests == []
         assert caught.value.checkpoint is not None
         result = await resume(planner_with(), kernel, caught.value.checkpoint)
-    assert (
-        result.status,
-        result.iterations,
-        [fact.type for fact in result.facts].count("Planned"),
-    ) == (
-        "answered",
-        2,
-        1,
-    )
+    assert result.status == "answered"
+    assert result.iterations == 2
+    assert [fact.type for fact in result.facts].count("Planned") == 1
 
 
 async def test_a_compacted_history_fits_again() -> None:

@@ -78,19 +78,15 @@ async def test_a_model_that_asks_in_plain_text_gets_its_answer_and_then_calls(
             planner, kernel, "Weather in San Jose?", streamed=streamed
         )
 
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        "18 degrees.",
-        3,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "18 degrees."
+    assert result.iterations == 3
     assert weather.asked == [("San Jose, CA", "celsius")]
     first = person.seen[0]
-    assert (first.text, first.goal, first.by_function, first.iteration) == (
-        WHERE,
-        "Weather in San Jose?",
-        False,
-        0,
-    )
+    assert first.text == WHERE
+    assert first.goal == "Weather in San Jose?"
+    assert first.by_function is False
+    assert first.iteration == 0
     assert texts(server.requests[1])[-2:] == [
         ("assistant", WHERE),
         ("user", "In California, in celsius."),
@@ -113,7 +109,9 @@ async def test_a_question_beside_calls_is_answered_before_any_runs() -> None:
     ) as (kernel, server):
         result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel)
 
-    assert (result.status, seen_before[0], len(weather.asked)) == ("answered", 0, 1)
+    assert result.status == "answered"
+    assert seen_before[0] == 0
+    assert len(weather.asked) == 1
     assert texts(server.requests[1])[-2:] == [
         ("tool", "18 degrees"),
         ("tool", "Celsius."),
@@ -128,11 +126,9 @@ async def test_without_a_clarifier_a_question_waits_and_continues_from_json(
     """The run ends ``asked`` with the question as its one pending call; another planner resumes it with Supply."""
     kernel, service = scripted([PLAN, calls(ADD, ASK)])
     result = await invoke(planner_with(max_clarifications=3), kernel, streamed=streamed)
-    assert (result.status, result.final_answer, len(service.requests)) == (
-        "asked",
-        "",
-        2,
-    )
+    assert result.status == "asked"
+    assert result.final_answer == ""
+    assert len(service.requests) == 2
     (pending,) = result.pending
     assert (pending.fully_qualified_name, pending.arguments) == (
         ASK_USER,
@@ -145,11 +141,9 @@ async def test_without_a_clarifier_a_question_waits_and_continues_from_json(
         again = await resume(
             planner_with(max_clarifications=3), kernel, checkpoint, streamed=streamed
         )
-        assert (again.status, again.pending, server.requests) == (
-            "asked",
-            result.pending,
-            [],
-        )
+        assert again.status == "asked"
+        assert again.pending == result.pending
+        assert server.requests == []
         decisions = {pending.id: Supply("In celsius.", by="ann")}
         done = await resume(
             planner_with(max_clarifications=3),
@@ -163,11 +157,9 @@ async def test_without_a_clarifier_a_question_waits_and_continues_from_json(
             ("tool", "In celsius."),
         ]
 
-    assert (done.status, done.final_answer, math.sums) == (
-        "answered",
-        "It is 3.",
-        [(1, 2)],
-    )
+    assert done.status == "answered"
+    assert done.final_answer == "It is 3."
+    assert math.sums == [(1, 2)]
     assert [
         (fact.answer, fact.by) for fact in done.facts if isinstance(fact, Clarified)
     ] == [("In celsius.", "ann")]
@@ -178,11 +170,9 @@ async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on() ->
     kernel, _ = scripted([say(WHERE)])
     result = await invoke(planner_with(**INSISTING), kernel)
     (pending,) = result.pending
-    assert (result.status, pending.fully_qualified_name, pending.arguments) == (
-        "asked",
-        ASK_USER,
-        {"question": WHERE},
-    )
+    assert result.status == "asked"
+    assert pending.fully_qualified_name == ASK_USER
+    assert pending.arguments == {"question": WHERE}
     check_sendable(result.chat_history)
 
     checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
@@ -197,11 +187,9 @@ async def test_a_plain_question_waits_where_the_final_answer_is_insisted_on() ->
             ("assistant", WHERE),
             ("user", "Celsius."),
         ]
-    assert (done.status, done.final_answer, done.iterations) == (
-        "answered",
-        "It is 3.",
-        2,
-    )
+    assert done.status == "answered"
+    assert done.final_answer == "It is 3."
+    assert done.iterations == 2
 
 
 async def test_a_plain_question_is_the_answer_where_nothing_is_insisted_on() -> None:
@@ -231,7 +219,9 @@ async def test_a_clarifier_that_says_nothing_leaves_the_question_open(
     kernel, _ = scripted([ASK, say("Done.")])
     planner = planner_with(plan=False, clarifier=person)
     asked = await invoke(planner, kernel)
-    assert (asked.status, len(asked.pending), len(person.seen)) == ("asked", 1, 1)
+    assert asked.status == "asked"
+    assert len(asked.pending) == 1
+    assert len(person.seen) == 1
     answer = {asked.pending[0].id: Supply("Celsius.")}
     done = await resume(planner, kernel, asked.checkpoint, decisions=answer)
     assert (done.status, [question.text for question in person.seen]) == (
@@ -253,11 +243,9 @@ async def test_no_more_questions_are_answered_than_the_cap_allows() -> None:
             ("tool", "One."),
             ("tool", NO_MORE_QUESTIONS),
         ]
-    assert (result.status, result.final_answer, len(person.seen)) == (
-        "answered",
-        "So?",
-        1,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "So?"
+    assert len(person.seen) == 1
 
 
 async def test_what_an_answer_costs_is_charged() -> None:
@@ -275,11 +263,9 @@ async def test_what_an_answer_costs_is_charged() -> None:
         planner_with(plan=False, clarifier=clarifier, clock=clock),
         kernel,
     )
-    assert (result.status, result.iterations, result.usage.active_seconds) == (
-        "answered",
-        5,
-        100.0,
-    )
+    assert result.status == "answered"
+    assert result.iterations == 5
+    assert result.usage.active_seconds == 100.0
 
 
 async def test_only_answers_are_taken_for_a_question() -> None:
@@ -317,12 +303,10 @@ async def test_a_denied_question_continues_the_run() -> None:
     done = await resume(planner, kernel, asked.checkpoint, decisions=denied)
     assert done.status == "answered"
     (record,) = done.decisions
-    assert (record.kind, record.by, record.reason, record.result) == (
-        "deny",
-        "ann",
-        "Guess.",
-        None,
-    )
+    assert record.kind == "deny"
+    assert record.by == "ann"
+    assert record.reason == "Guess."
+    assert record.result is None
     assert texts(service.requests[1])[-1] == (
         "tool",
         "Nobody answers this. Guess. Go on with what you know.",
@@ -336,7 +320,9 @@ async def test_a_run_that_asks_can_be_cancelled(script: Any) -> None:
     planner = planner_with(**INSISTING)
     asked = await invoke(planner, kernel)
     result = planner.cancel(asked.checkpoint, by="ann")
-    assert (result.status, result.pending, result.final_answer) == ("stopped", (), "")
+    assert result.status == "stopped"
+    assert result.pending == ()
+    assert result.final_answer == ""
     check_sendable(result.chat_history)
 
 
@@ -400,11 +386,9 @@ async def test_a_final_answer_in_the_reserved_trip_is_the_forced_answer() -> Non
     """A model that calls SendFinalAnswer although functions were withdrawn gives its answer; the limit is named."""
     kernel = kernel_of(scripted([PLAN, ADD, final("It is 3.")])[1])
     result = await invoke(planner_with(max_iterations=3), kernel)
-    assert (result.status, result.final_answer, result.limit) == (
-        "limit_reached",
-        "It is 3.",
-        "max_iterations",
-    )
+    assert result.status == "limit_reached"
+    assert result.final_answer == "It is 3."
+    assert result.limit == "max_iterations"
     assert (
         result.chat_history is not None
         and str(result.chat_history.messages[-1]) == "It is 3."

@@ -39,12 +39,12 @@ async def test_a_goal_is_planned_worked_on_and_answered(streamed: bool) -> None:
         result = await invoke(planner_with("chat"), kernel, streamed=streamed)
         plan, step, last = server.requests
 
-    assert (result.status, result.final_answer, result.plan) == (
-        "answered",
-        "It is 3.",
-        "1. Add 1 and 2.",
-    )
-    assert (result.iterations, result.tool_calls, result.limit) == (3, 1, None)
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.plan == "1. Add 1 and 2."
+    assert result.iterations == 3
+    assert result.tool_calls == 1
+    assert result.limit is None
     assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (
         server.prompt_tokens,
         server.completion_tokens,
@@ -93,11 +93,9 @@ async def test_without_a_plan_the_goal_is_all_that_is_said() -> None:
     first, _ = service.requests
     assert texts(first) == [("user", GOAL)]
     assert first.tools == ("math-add", "math-fail")
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        "It is 3.",
-        2,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.iterations == 2
 
 
 async def test_a_text_is_taken_as_the_plan() -> None:
@@ -233,7 +231,9 @@ async def test_calls_beside_a_final_answer_do_not_run(
         result = await invoke(planner_with(), kernel)
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
-    assert (len(server.requests), result.tool_calls, math.sums) == (2, 0, [])
+    assert len(server.requests) == 2
+    assert result.tool_calls == 0
+    assert math.sums == []
     check_sendable(result.chat_history)
     assert result.chat_history is not None
     answers = [
@@ -259,11 +259,9 @@ async def test_a_malformed_final_answer_is_asked_for_again(arguments: Any) -> No
     kernel, service = scripted([PLAN, call(FINAL_ANSWER, arguments), final()])
     result = await invoke(planner_with(), kernel)
 
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        "It is 3.",
-        3,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.iterations == 3
     assert "UserInteraction-SendFinalAnswer" in str(
         service.requests[2].messages[-1]["content"]
     )
@@ -286,11 +284,9 @@ async def test_the_final_answer_function_can_be_insisted_on() -> None:
     planner = planner_with(plan=False, require_final_answer_function=True)
     result = await invoke(planner, kernel)
 
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        "It is 3.",
-        2,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.iterations == 2
     role, content = texts(service.requests[1])[-1]
     assert role == "user"
     assert FINAL_ANSWER in str(content)
@@ -304,11 +300,9 @@ async def test_insisting_ends_at_the_limit() -> None:
         )
         result = await invoke(planner, kernel)
 
-    assert (len(server.requests), result.status, result.final_answer) == (
-        3,
-        "limit_reached",
-        "Hm.",
-    )
+    assert len(server.requests) == 3
+    assert result.status == "limit_reached"
+    assert result.final_answer == "Hm."
 
 
 async def test_use_attempts_takes_one_tool_round_per_step() -> None:
@@ -326,11 +320,9 @@ async def test_use_attempts_takes_one_tool_round_per_step() -> None:
         False,
         True,
     ]
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        "It is 3.",
-        6,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.iterations == 6
 
 
 async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer() -> None:
@@ -356,11 +348,9 @@ async def test_a_refused_call_closes_the_chain() -> None:
         True,
         False,
     ]
-    assert (result.status, result.final_answer, result.limit) == (
-        "answered",
-        "Enough.",
-        None,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "Enough."
+    assert result.limit is None
     assert result.tool_calls == 2
 
 
@@ -394,7 +384,9 @@ async def test_a_reply_that_is_not_whole_is_incomplete(
     kernel = kernel_of(ScriptedChatCompletion([PLAN, reply]), math=math)
     result = await invoke(planner_with(), kernel, streamed=streamed)
 
-    assert (result.status, result.final_answer, math.sums) == ("incomplete", "", [])
+    assert result.status == "incomplete"
+    assert result.final_answer == ""
+    assert math.sums == []
     check_sendable(result.chat_history)
 
 
@@ -404,8 +396,6 @@ async def test_an_empty_kernel_reaches_no_limit() -> None:
     kernel.add_service(ScriptedChatCompletion([say("It is 3.")]))
     result = await invoke(planner_with(plan=False, max_iterations=1), kernel)
 
-    assert (result.status, result.final_answer, result.limit) == (
-        "answered",
-        "It is 3.",
-        None,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.limit is None

@@ -288,11 +288,9 @@ async def test_the_behaviours_attempts_bound_the_tool_rounds() -> None:
     )
 
     assert [bool(request.tools) for request in service.requests] == [True, True, False]
-    assert (result.status, result.limit, result.final_answer) == (
-        "limit_reached",
-        "maximum_use_attempts",
-        "Enough.",
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "maximum_use_attempts"
+    assert result.final_answer == "Enough."
 
 
 @pytest.mark.parametrize(
@@ -326,11 +324,9 @@ async def test_a_behaviour_without_calls_reaches_no_limit(of: Any) -> None:
     )
     result = await invoke(behaving(of.NoneInvoke()), kernel)
 
-    assert (result.status, result.final_answer, result.limit) == (
-        "answered",
-        "I would add.",
-        None,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "I would add."
+    assert result.limit is None
     assert (result.tool_calls, len(service.requests)) == (0, 1)
 
 
@@ -347,11 +343,9 @@ async def test_a_required_behaviour_forces_its_calls(of: Any) -> None:
     result = await invoke(behaving(of.Required()), kernel)
 
     assert service.requests[0].tool_choice == "required"
-    assert (result.status, result.final_answer, result.tool_calls) == (
-        "answered",
-        "It is 3.",
-        1,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert result.tool_calls == 1
 
 
 async def test_the_behaviours_filters_reduce_what_is_offered() -> None:

@@ -72,11 +72,9 @@ async def test_a_run_that_is_stopped_before_it_began_makes_no_request(
     stop.stop("lunch")
     result = await invoke(planner_with(), kernel, streamed=streamed, stop=stop)
 
-    assert (result.status, result.reason, result.final_answer) == (
-        "stopped",
-        "lunch",
-        "",
-    )
+    assert result.status == "stopped"
+    assert result.reason == "lunch"
+    assert result.final_answer == ""
     assert (service.requests, result.iterations) == ([], 0)
 
 
@@ -94,11 +92,9 @@ async def test_another_task_may_stop_a_run(streamed: bool) -> None:
     gate.open.set()
     result = await run
 
-    assert (result.status, result.reason, len(service.requests)) == (
-        "stopped",
-        "enough",
-        2,
-    )
+    assert result.status == "stopped"
+    assert result.reason == "enough"
+    assert len(service.requests) == 2
     assert (gate.ended, result.tool_calls) == (["done"], 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
@@ -124,12 +120,12 @@ async def test_a_stopped_run_can_be_resumed(streamed: bool) -> None:
     stopped = await run
     result = await resume(planner_with(), kernel, stopped.checkpoint, streamed=streamed)
 
-    assert (stopped.status, result.status, result.final_answer) == (
-        "stopped",
-        "answered",
-        "It is 3.",
-    )
-    assert (gate.ended, result.iterations, len(service.requests)) == (["done"], 3, 3)
+    assert stopped.status == "stopped"
+    assert result.status == "answered"
+    assert result.final_answer == "It is 3."
+    assert gate.ended == ["done"]
+    assert result.iterations == 3
+    assert len(service.requests) == 3
 
 
 @both_ways
@@ -305,6 +301,8 @@ async def test_a_stop_before_the_second_reply_keeps_the_first_batch(
     )
     result = await invoke(planner_with(), kernel, streamed=streamed, stop=stop)
 
-    assert (result.status, len(math.sums), result.tool_calls) == ("stopped", 1, 1)
+    assert result.status == "stopped"
+    assert len(math.sums) == 1
+    assert result.tool_calls == 1
     assert sum(isinstance(fact, ModelReplied) for fact in result.facts) == 2
     check_sendable(result.chat_history)

@@ -80,11 +80,9 @@ async def test_only_the_request_for_the_answer_carries_the_form(
         True,
     )
     assert [bool(request.tools) for request in server.requests] == [True, True, False]
-    assert (result.status, result.final_answer, result.iterations) == (
-        "answered",
-        GOOD.text,
-        3,
-    )
+    assert result.status == "answered"
+    assert result.final_answer == GOOD.text
+    assert result.iterations == 3
     assert result.value == (VALUE if form is Sum else VALUE.model_dump())
 
 
@@ -95,11 +93,9 @@ async def test_an_answer_in_its_form_is_taken_as_it_is(streamed: bool) -> None:
     result = await invoke(
         planner_with(plan=False, response_format=Sum), kernel, streamed=streamed
     )
-    assert (result.status, result.value, len(service.requests)) == (
-        "answered",
-        VALUE,
-        1,
-    )
+    assert result.status == "answered"
+    assert result.value == VALUE
+    assert len(service.requests) == 1
 
 
 async def test_the_final_answer_function_may_hand_it_over_in_its_form() -> None:
@@ -107,18 +103,14 @@ async def test_the_final_answer_function_may_hand_it_over_in_its_form() -> None:
     kernel, service = scripted([PLAN, final(present(GOOD.text))])
     planner = planner_with(response_format=Sum)
     result = await invoke(planner, kernel)
-    assert (result.status, result.value, len(service.requests)) == (
-        "answered",
-        VALUE,
-        2,
-    )
+    assert result.status == "answered"
+    assert result.value == VALUE
+    assert len(service.requests) == 2
     kernel, service = scripted([PLAN, final("It is 3."), GOOD])
     result = await invoke(planner, kernel)
-    assert (result.status, result.value, len(service.requests)) == (
-        "answered",
-        VALUE,
-        3,
-    )
+    assert result.status == "answered"
+    assert result.value == VALUE
+    assert len(service.requests) == 3
 
 
 async def test_the_model_reads_what_was_wrong() -> None:
@@ -156,11 +148,9 @@ async def test_the_reserved_trip_asks_in_the_form_at_once() -> None:
         )
         result = await invoke(planner, kernel)
     assert server.requests[1].body.get("response_format") is not None
-    assert (result.status, result.limit, result.value) == (
-        "limit_reached",
-        "max_iterations",
-        VALUE,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_iterations"
+    assert result.value == VALUE
 
 
 async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong() -> (
@@ -170,12 +160,10 @@ async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong()
     kernel, service = scripted([say("a"), say("b"), say("c"), GOOD])
     planner = planner_with(plan=False, max_iterations=3, response_format=Sum)
     result = await invoke(planner, kernel)
-    assert (result.status, result.limit, result.final_answer, result.value) == (
-        "limit_reached",
-        "max_iterations",
-        "c",
-        None,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_iterations"
+    assert result.final_answer == "c"
+    assert result.value is None
     assert "Invalid JSON" in result.reason
     assert len(service.requests) == 3
     more = await resume(
@@ -184,7 +172,9 @@ async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong()
         result.checkpoint,
         budget=Budget(max_iterations=4),
     )
-    assert (more.status, more.value, more.iterations) == ("answered", VALUE, 4)
+    assert more.status == "answered"
+    assert more.value == VALUE
+    assert more.iterations == 4
 
 
 async def test_a_token_limit_forbids_the_request_for_the_form() -> None:
@@ -194,11 +184,9 @@ async def test_a_token_limit_forbids_the_request_for_the_form() -> None:
         plan=False, budget=Budget(max_total_tokens=1), response_format=Sum
     )
     result = await invoke(planner, kernel, streamed=False)
-    assert (result.status, result.limit, len(service.requests)) == (
-        "limit_reached",
-        "max_total_tokens",
-        1,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_total_tokens"
+    assert len(service.requests) == 1
 
 
 async def test_a_used_up_call_limit_does_not_forbid_it() -> None:
@@ -208,11 +196,9 @@ async def test_a_used_up_call_limit_does_not_forbid_it() -> None:
         plan=False, budget=Budget(max_tool_calls=0), response_format=Sum
     )
     result = await invoke(planner, kernel, streamed=False)
-    assert (result.status, result.limit, result.value) == (
-        "limit_reached",
-        "max_tool_calls",
-        VALUE,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_tool_calls"
+    assert result.value == VALUE
     assert [request.tools != () for request in service.requests] == [True, False, False]
 
 
@@ -221,11 +207,9 @@ async def test_steps_are_closed_in_prose() -> None:
     kernel, service = scripted([ADD, say("Added."), say("It is 3."), GOOD])
     planner = planner_with(plan=False, control="use_attempts", response_format=Sum)
     result = await invoke(planner, kernel, streamed=False)
-    assert (result.status, result.value, len(service.requests)) == (
-        "answered",
-        VALUE,
-        4,
-    )
+    assert result.status == "answered"
+    assert result.value == VALUE
+    assert len(service.requests) == 4
     assert [
         fact.answer for fact in result.facts if isinstance(fact, AnswerChecked)
     ] == ["It is 3.", GOOD.text]
@@ -260,11 +244,9 @@ async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(
     )
     planner = planner_with(plan=False, max_iterations=None, response_format=Sum)
     result = await invoke(planner, kernel)
-    assert (result.status, result.final_answer, result.value) == (
-        "incomplete",
-        "prose",
-        None,
-    )
+    assert result.status == "incomplete"
+    assert result.final_answer == "prose"
+    assert result.value is None
     assert len(service.requests) == 11
     assert "asked for again 10 times" in result.reason
     done = await resume(
@@ -272,7 +254,9 @@ async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(
         kernel,
         Checkpoint.from_json(result.checkpoint.to_json()),
     )
-    assert (done.status, done.value, len(service.requests)) == ("answered", VALUE, 16)
+    assert done.status == "answered"
+    assert done.value == VALUE
+    assert len(service.requests) == 16
 
 
 @both_ways
@@ -291,7 +275,9 @@ async def test_an_answer_that_came_with_a_stop_is_still_read(streamed: bool) -> 
         streamed=streamed,
         stop=stop,
     )
-    assert (result.status, result.value, len(service.requests)) == ("stopped", VALUE, 1)
+    assert result.status == "stopped"
+    assert result.value == VALUE
+    assert len(service.requests) == 1
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
@@ -439,11 +425,9 @@ async def test_a_fraction_in_an_answer_is_bounded(hard: str) -> None:
     """Neither minutes for its digits nor a raw OverflowError: the model reads what is wrong with it."""
     kernel, service = scripted([say(f'{{"of": {hard}}}'), say('{"of": "1/3"}')])
     result = await invoke(planner_with(plan=False, response_format=Share), kernel)
-    assert (result.status, result.value, len(service.requests)) == (
-        "answered",
-        Share(of=Fraction(1, 3)),
-        2,
-    )
+    assert result.status == "answered"
+    assert result.value == Share(of=Fraction(1, 3))
+    assert len(service.requests) == 2
 
 
 async def test_json_is_not_demanded_in_a_conversation_that_does_not_speak_of_it() -> (

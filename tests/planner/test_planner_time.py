@@ -186,11 +186,9 @@ async def test_an_interrupted_request_ends_the_run_under_every_on_limit(
         plan=False, budget=budget_of("deadline", clock, on_limit=on_limit), clock=clock
     )
     result = await planner.invoke(kernel_of(service), "go")
-    assert (result.status, result.limit, result.final_answer) == (
-        "limit_reached",
-        "deadline",
-        "",
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "deadline"
+    assert result.final_answer == ""
     assert len(service.requests) == 1
 
 
@@ -414,7 +412,9 @@ async def test_a_deadline_does_not_wait_for_a_person(who: str) -> None:
     )
     math = Math()
     result = await planner.invoke(kernel_of(service, math=math), "go")
-    assert (result.status, result.limit, math.sums) == ("limit_reached", "deadline", [])
+    assert result.status == "limit_reached"
+    assert result.limit == "deadline"
+    assert math.sums == []
     check_sendable(result.chat_history)
 
 
@@ -434,7 +434,9 @@ async def test_a_deadline_runs_on_through_a_pause() -> None:
     result = await planner.resume(
         kernel, paused.checkpoint, {paused.pending[0].id: Approve(by="ann")}
     )
-    assert (result.status, result.limit, math.sums) == ("limit_reached", "deadline", [])
+    assert result.status == "limit_reached"
+    assert result.limit == "deadline"
+    assert math.sums == []
     assert len(service.requests) == 1
     later = Budget(max_active_seconds=10)
     assert (
@@ -460,11 +462,9 @@ async def test_a_models_answer_to_a_question_is_interrupted(limit: str) -> None:
         clarifier=ModelClarifier(kernel, service_id="helper"),
     )
     result = await planner.invoke(kernel, "go")
-    assert (result.status, result.limit, result.iterations) == (
-        "limit_reached",
-        limit,
-        2,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == limit
+    assert result.iterations == 2
     check_sendable(result.chat_history)
 
 
@@ -615,9 +615,7 @@ async def test_a_request_over_http_ends_with_the_machines_clock(
             )
         finally:
             release.set()
-    assert (result.status, result.limit, result.iterations) == (
-        "limit_reached",
-        limit,
-        1,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == limit
+    assert result.iterations == 1
     assert result.usage.active_seconds < 10

@@ -223,11 +223,9 @@ async def test_runs_of_one_planner_do_not_meet() -> None:
         )
 
     for number, result in enumerate(results):
-        assert (result.status, result.iterations, result.tool_calls) == (
-            "answered",
-            3,
-            1,
-        )
+        assert result.status == "answered"
+        assert result.iterations == 3
+        assert result.tool_calls == 1
         assert result.final_answer == f"{number} twice is {2 * number}"
         assert result.plan == f"Plan for {number}"
     assert sorted(math.sums) == [(n, n) for n in range(count)]

@@ -60,14 +60,14 @@ async def test_a_deferred_call_pauses_the_run_as_a_value(streamed: bool) -> None
     """Nothing of the batch has run, the calls that wait are in the result, and its history can be sent as it is."""
     result, math, service = await paused(calls(ADD, FAIL), streamed=streamed)
 
-    assert (result.status, result.final_answer, result.tool_calls) == ("paused", "", 0)
+    assert result.status == "paused"
+    assert result.final_answer == ""
+    assert result.tool_calls == 0
     assert (math.sums, len(service.requests)) == ([], 2)
     (pending,) = result.pending
-    assert (pending.id, pending.fully_qualified_name, pending.arguments) == (
-        "call_1",
-        "math-add",
-        {"a": 1, "b": 2},
-    )
+    assert pending.id == "call_1"
+    assert pending.fully_qualified_name == "math-add"
+    assert pending.arguments == {"a": 1, "b": 2}
     check_sendable(result.chat_history)
     with pytest.raises(RunNotAnsweredError):
         result.raise_for_status()
@@ -103,7 +103,9 @@ async def test_a_decision_continues_from_json(
         )
         (request,) = second.requests
 
-    assert (result.status, result.iterations, math.sums) == ("answered", 3, ran)
+    assert result.status == "answered"
+    assert result.iterations == 3
+    assert math.sums == ran
     assert result.usage.total_tokens == first.total_tokens + second.total_tokens
     assert read in str(request.messages[-1]["content"])
     check_sendable(result.chat_history)
@@ -133,7 +135,9 @@ async def test_a_paused_run_can_be_cancelled() -> None:
     waiting, math, _ = await paused(calls(ADD, FAIL))
     result = careful().cancel(waiting.checkpoint, by="ann", reason="too risky \ud800")
 
-    assert (result.status, result.pending, math.sums) == ("stopped", (), [])
+    assert result.status == "stopped"
+    assert result.pending == ()
+    assert math.sums == []
     assert "ann" in result.reason
     assert "too risky ?" in result.reason  # a lone surrogate cannot be sent
     check_sendable(result.chat_history)
@@ -166,11 +170,9 @@ async def test_the_callback_may_end_the_run() -> None:
 
     kernel, service = scripted([PLAN, ADD, final()])
     result = await invoke(planner_with(iteration_completed=enough), kernel)
-    assert (result.status, result.tool_calls, len(service.requests)) == (
-        "stopped",
-        1,
-        2,
-    )
+    assert result.status == "stopped"
+    assert result.tool_calls == 1
+    assert len(service.requests) == 2
     check_sendable(result.chat_history)
 
     result = await resume(planner_with(), kernel, result.checkpoint)
@@ -237,4 +239,6 @@ async def test_what_a_wrapped_service_refuses_stays_refused() -> None:
     )
     result = await invoke(planner_with(plan="1. Add."), kernel_of(service, math=math))
 
-    assert (result.status, math.sums, result.tool_calls) == ("answered", [], 0)
+    assert result.status == "answered"
+    assert math.sums == []
+    assert result.tool_calls == 0

@@ -72,7 +72,9 @@ async def test_the_limit_raises_and_carries_history_and_usage(talk: Talks) -> No
     ) as caught:
         await talking.ask("?")
     error = caught.value
-    assert (error.limit, error.tool_calls, error.iterations) == ("max_tool_calls", 2, 3)
+    assert error.limit == "max_tool_calls"
+    assert error.tool_calls == 2
+    assert error.iterations == 3
     assert error.usage is not None
     assert error.usage.total_tokens > 0
     assert error.checkpoint is not None

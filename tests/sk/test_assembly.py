@@ -269,11 +269,9 @@ def test_the_message_has_what_the_chunks_said() -> None:
             usage=CompletionUsage(prompt_tokens=5, completion_tokens=2),
         ),
     )
-    assert (message.role, message.ai_model_id, message.finish_reason) == (
-        "assistant",
-        "m",
-        "stop",
-    )
+    assert message.role == "assistant"
+    assert message.ai_model_id == "m"
+    assert message.finish_reason == "stop"
     assert message.metadata["id"] == "x"
     assert message.metadata["logprobs"] == [1]
     assert message.metadata["usage"].completion_tokens == 2

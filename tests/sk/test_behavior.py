@@ -128,15 +128,9 @@ class TestDefaults:
             enable_kernel_functions=False,
         )
         assert type(behavior) is BoundedFunctionChoiceBehavior
-        assert (
-            behavior.maximum_use_attempts,
-            behavior.maximum_auto_invoke_attempts,
-            behavior.use_attempts,
-        ) == (
-            4,
-            4,
-            4,
-        )
+        assert behavior.maximum_use_attempts == 4
+        assert behavior.maximum_auto_invoke_attempts == 4
+        assert behavior.use_attempts == 4
         assert behavior.pre_invoke_callback is allow
         assert behavior.filters == filters
         assert behavior.enable_kernel_functions is False

@@ -64,11 +64,9 @@ async def test_a_run_ends_when_its_cost_is_spent() -> None:
     result = await FunctionCallingStepwisePlanner("scripted", options).invoke(
         kernel(), "go on"
     )
-    assert (result.status, result.limit, result.iterations) == (
-        "limit_reached",
-        "max_cost",
-        4,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_cost"
+    assert result.iterations == 4
     assert result.usage.cost == pytest.approx(0.04)
 
 
@@ -122,11 +120,9 @@ async def test_a_known_model_is_priced_by_the_list(streamed: bool) -> None:
         result = last.result
     else:
         result = await planner.invoke(kernel, "go on")
-    assert (result.status, result.limit, len(service.requests)) == (
-        "limit_reached",
-        "max_cost",
-        4,
-    )
+    assert result.status == "limit_reached"
+    assert result.limit == "max_cost"
+    assert len(service.requests) == 4
     assert result.usage.cached_tokens == 1600
     assert (
         result.usage.cost
@@ -144,11 +140,9 @@ async def test_a_price_of_ones_own_replaces_the_list() -> None:
     result = await FunctionCallingStepwisePlanner("scripted", options).invoke(
         kernel, "go on"
     )
-    assert (result.limit, result.usage.cost, len(service.requests)) == (
-        "max_cost",
-        3.0,
-        3,
-    )
+    assert result.limit == "max_cost"
+    assert result.usage.cost == 3.0
+    assert len(service.requests) == 3
 
 
 async def test_a_model_named_in_the_settings_is_the_one_priced() -> None:
@@ -241,7 +235,9 @@ async def test_a_resumed_run_is_priced_by_the_planner_that_resumes_it() -> None:
     )
     larger = Budget(max_iterations=9, max_cost=4.0)
     result = await dear.resume(kernel, limited.checkpoint, budget=larger)
-    assert (result.limit, result.usage.cost, result.iterations) == ("max_cost", 6.0, 5)
+    assert result.limit == "max_cost"
+    assert result.usage.cost == 6.0
+    assert result.iterations == 5
     assert result.checkpoint is not None
     cheap = FunctionCallingStepwisePlanner(
         "scripted", Options(price=lambda model, usage: 0.5)

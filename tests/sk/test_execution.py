@@ -43,11 +43,9 @@ async def value_of(function: KernelFunction, **arguments: Any) -> Any:
 def test_the_defaults_run_all_at_once_in_threads_without_a_timeout() -> None:
     """Without options calls run together, in threads, for as long as they take, and tell the model no detail."""
     execution = ToolExecution()
-    assert (
-        execution.max_concurrency,
-        execution.threads,
-        execution.include_error_detail,
-    ) == (None, True, False)
+    assert execution.max_concurrency is None
+    assert execution.threads is True
+    assert execution.include_error_detail is False
     assert execution.timeout_of("p-f") is None
 
 

@@ -44,11 +44,9 @@ def test_a_call_of_an_offered_function_is_resolved_and_validated() -> None:
 def test_only_the_exact_name_resolves(name: str) -> None:
     """A bare name, another case or another separator is unknown, and the answer names what exists."""
     checked = Bench().check(name, '{"room": "hall"}')
-    assert (checked.kind, checked.function, dict(checked.arguments)) == (
-        "unknown",
-        name,
-        {},
-    )
+    assert checked.kind == "unknown"
+    assert checked.function == name
+    assert dict(checked.arguments) == {}
     assert checked.answer.startswith(
         f'There is no function "{name}". Call one of these by its exact name: lights-'
     )
@@ -91,11 +89,9 @@ def test_a_function_known_by_schema_only_is_external() -> None:
 def test_bad_arguments_are_answered() -> None:
     """Invalid arguments carry a message the model can act on."""
     checked = Bench().check("lights-switch", '{"room": "hall", "colour": "red"}')
-    assert (checked.kind, checked.function, dict(checked.arguments)) == (
-        "invalid",
-        "lights-switch",
-        {},
-    )
+    assert checked.kind == "invalid"
+    assert checked.function == "lights-switch"
+    assert dict(checked.arguments) == {}
     assert '"colour" is not a parameter' in checked.answer
 
 

@@ -51,18 +51,14 @@ async def test_an_auto_filter_sees_the_call_as_semantic_kernel_shows_it() -> Non
     assert context.execution_settings is settings
     assert context.is_streaming is True
     assert context.arguments == {"room": "hall"}
-    assert (
-        context.function_count,
-        context.request_sequence_index,
-        context.function_sequence_index,
-    ) == (3, 2, 1)
+    assert context.function_count == 3
+    assert context.request_sequence_index == 2
+    assert context.function_sequence_index == 1
     content = context.function_call_content
     assert content is not None
-    assert (content.id, content.name, content.arguments) == (
-        "call_1",
-        "lights-switch",
-        '{"room": "hall"}',
-    )
+    assert content.id == "call_1"
+    assert content.name == "lights-switch"
+    assert content.arguments == '{"room": "hall"}'
     assert (content.plugin_name, content.function_name) == ("lights", "switch")
 
 
@@ -146,11 +142,9 @@ async def test_a_filters_result_replaces_the_functions(
             context.function_result = result_of(context, {"cached": True})
 
     finished = await Bench(put).run(name)
-    assert (finished.outcome, finished.text, finished.exception) == (
-        "ok",
-        '{"cached":true}',
-        None,
-    )
+    assert finished.outcome == "ok"
+    assert finished.text == '{"cached":true}'
+    assert finished.exception is None
 
 
 @pytest.mark.parametrize("kind", ["auto", "function"])
@@ -240,7 +234,9 @@ async def test_a_filter_may_try_again() -> None:
         await next(context)
 
     finished = await Bench(retry).run("lights-aim", {"lamp": "first"})
-    assert (finished.outcome, finished.text, finished.error) == ("ok", "3", "")
+    assert finished.outcome == "ok"
+    assert finished.text == "3"
+    assert finished.error == ""
     assert "cannot be converted" in attempts[0]
 
 

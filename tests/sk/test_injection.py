@@ -76,7 +76,9 @@ async def test_an_mcp_tool_gets_what_the_model_wrote_and_the_approver_saw(
         outcome = await door.ask(
             here, arguments=arguments(), approver=seen, interceptors=[ASK_ALL]
         )
-        assert (called, seen.shown, outcome.status) == ([given], [given], "answered")
+        assert called == [given]
+        assert seen.shown == [given]
+        assert outcome.status == "answered"
 
 
 @three_doors
@@ -388,12 +390,10 @@ async def test_a_python_function_gets_what_its_signature_asks_for(door: Door) ->
 
     here = world([call("asks-all", {"city": "Oslo"}), DONE], asks=Asks())
     await door.ask(here, arguments=arguments())
-    assert (got[0], "asks" in got[1], got[2], got[4]) == (
-        "Oslo",
-        True,
-        here.service.service_id,
-        SECRET,
-    )
+    assert got[0] == "Oslo"
+    assert "asks" in got[1]
+    assert got[2] == here.service.service_id
+    assert got[4] == SECRET
     assert "asks-all" in here.service.requests[0].tools
 
 

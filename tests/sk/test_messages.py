@@ -101,12 +101,12 @@ def test_everything_else_of_a_reply_is_kept() -> None:
     merged = accepted(
         [reply(noted, image, finish_reason=FinishReason.TOOL_CALLS, **more)]
     )
-    assert (merged.finish_reason, merged.ai_model_id, merged.metadata) == (
-        "tool_calls",
-        "m",
-        {"id": "x"},
-    )
-    assert (merged.name, merged.inner_content, merged.items[1]) == ("n", "whole", image)
+    assert merged.finish_reason == "tool_calls"
+    assert merged.ai_model_id == "m"
+    assert merged.metadata == {"id": "x"}
+    assert merged.name == "n"
+    assert merged.inner_content == "whole"
+    assert merged.items[1] == image
     assert (merged.items[0].metadata, merged.items[0].inner_content) == (
         {"thought_signature": b"\xff"},
         "raw",
@@ -145,7 +145,9 @@ def test_a_call_is_read_as_the_kernel_would(
 ) -> None:
     """The name is the kernel's, with any separator, and the arguments are JSON text, as received."""
     (request,) = requested_calls(reply(received))
-    assert (request.id, request.name, request.arguments) == ("a", name, arguments)
+    assert request.id == "a"
+    assert request.name == name
+    assert request.arguments == arguments
 
 
 def test_arguments_other_than_json_are_text() -> None:
@@ -172,11 +174,9 @@ def test_an_edited_reply_shows_the_edited_arguments() -> None:
     (message,) = render(
         [EditedReply(message=received, kept=("a",), edited=(("a", '{"x": 2}'),))]
     )
-    assert (ids(message), first_call(message).arguments, text_of(message)) == (
-        ["a"],
-        '{"x": 2}',
-        "See:",
-    )
+    assert ids(message) == ["a"]
+    assert first_call(message).arguments == '{"x": 2}'
+    assert text_of(message) == "See:"
     assert (ids(received), first_call(received).arguments) == (["a", "b"], '{"x": 1}')
 
 

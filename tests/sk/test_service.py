@@ -177,11 +177,9 @@ async def test_a_connector_without_function_calling_may_answer(ask: Ask) -> None
     """Without functions to offer, such a connector serves like any other."""
     service = FunctionInvokingChatCompletion(scripted_by(ManualOnly, [say("Hello.")]))
     answer = await ask(service, kernel=Kernel())
-    assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == (
-        "Hello.",
-        "answered",
-        None,
-    )
+    assert answer.text == "Hello."
+    assert answer.metadata["status"] == "answered"
+    assert answer.metadata["limit"] is None
 
 
 async def test_without_a_behaviour_a_request_passes_through(
@@ -193,11 +191,9 @@ async def test_without_a_behaviour_a_request_passes_through(
         FunctionInvokingChatCompletion(served.connector),
         settings=PromptExecutionSettings(),
     )
-    assert (
-        answer.text,
-        answer.metadata["iterations"],
-        answer.metadata["tool_calls"],
-    ) == ("Hello.", 1, 0)
+    assert answer.text == "Hello."
+    assert answer.metadata["iterations"] == 1
+    assert answer.metadata["tool_calls"] == 0
     assert answer.metadata["usage"].completion_tokens == served.server.completion_tokens
     assert served.server.requests[0].tools == ()
     assert len(history.messages) == 1
@@ -385,11 +381,9 @@ def test_the_wrapper_looks_like_the_connector(serve: Serve) -> None:
     """Model id, service id, settings class and URL are those of the connector; a service id of its own may be given."""
     inner = serve([]).connector
     service = FunctionInvokingChatCompletion(inner)
-    assert (service.ai_model_id, service.service_id, service.service_url()) == (
-        inner.ai_model_id,
-        inner.service_id,
-        inner.service_url(),
-    )
+    assert service.ai_model_id == inner.ai_model_id
+    assert service.service_id == inner.service_id
+    assert service.service_url() == inner.service_url()
     assert (
         service.get_prompt_execution_settings_class()
         is OpenAIChatPromptExecutionSettings
@@ -408,11 +402,9 @@ async def test_a_wrapped_wrapper_counts_once(
     answer = await ask(
         FunctionInvokingChatCompletion(FunctionInvokingChatCompletion(served.connector))
     )
-    assert (
-        answer.text,
-        answer.metadata["iterations"],
-        answer.metadata["tool_calls"],
-    ) == ("Three.", 2, 1)
+    assert answer.text == "Three."
+    assert answer.metadata["iterations"] == 2
+    assert answer.metadata["tool_calls"] == 1
     assert tools.seen == [(1, 2)]
     assert answer.metadata["usage"].prompt_tokens == served.server.prompt_tokens
 
@@ -432,11 +424,9 @@ async def test_what_guards_a_wrapped_wrapper_still_guards(
         connector, interceptors=[never], budget=Budget(max_iterations=2)
     )
     answer = await ask(FunctionInvokingChatCompletion(inner))
-    assert (tools.seen, answer.metadata["iterations"], answer.metadata["limit"]) == (
-        [],
-        2,
-        "max_iterations",
-    )
+    assert tools.seen == []
+    assert answer.metadata["iterations"] == 2
+    assert answer.metadata["limit"] == "max_iterations"
 
 
 async def test_strict_finish_reasons_are_checked(ask: Ask) -> None:

@@ -205,12 +205,10 @@ async def test_under_raise_the_error_has_everything(
         await ask(service, BOUNDED.Auto())
     error = raised.value
     assert isinstance(error, KernelException)
-    assert (error.status, error.limit, error.iterations, error.tool_calls) == (
-        "limit_reached",
-        "max_iterations",
-        2,
-        1,
-    )
+    assert error.status == "limit_reached"
+    assert error.limit == "max_iterations"
+    assert error.iterations == 2
+    assert error.tool_calls == 1
     assert error.usage is not None and error.usage.prompt_tokens > 0
     assert (
         error.checkpoint is not None and error.checkpoint.state().usage.iterations == 2

@@ -64,11 +64,9 @@ async def test_a_prompt_is_answered_with_the_metadata(
     )
     assert str(result) == "Three."
     (metadata,) = present(result).metadata["metadata"]
-    assert (metadata["iterations"], metadata["tool_calls"], metadata["status"]) == (
-        2,
-        2,
-        "answered",
-    )
+    assert metadata["iterations"] == 2
+    assert metadata["tool_calls"] == 2
+    assert metadata["status"] == "answered"
     assert served.server.requests[0].messages == [
         {"role": "user", "content": "What is 1 + 2?"}
     ]

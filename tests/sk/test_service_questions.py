@@ -137,11 +137,9 @@ async def test_an_unanswered_question_waits_in_the_metadata(streamed: bool) -> N
         settings(),
         kernel=Kernel(),
     )
-    assert (str(done), done.metadata["status"], len(history.messages)) == (
-        "Oslo.",
-        "answered",
-        3,
-    )
+    assert str(done) == "Oslo."
+    assert done.metadata["status"] == "answered"
+    assert len(history.messages) == 3
     check_sendable(history)
 
 
@@ -291,11 +289,9 @@ async def test_the_usage_of_a_service_counts_clarifiers_and_nested_planners(
     )
     answer = await _asked(service, kernel, streamed=streamed)
     usage = answer.metadata["usage"]
-    assert (
-        answer.metadata["iterations"],
-        usage.prompt_tokens,
-        usage.completion_tokens,
-    ) == (6, 60, 6)
+    assert answer.metadata["iterations"] == 6
+    assert usage.prompt_tokens == 60
+    assert usage.completion_tokens == 6
 
 
 async def _asked(

@@ -268,8 +268,6 @@ async def test_a_resumed_run_keeps_the_budget_of_a_service_that_limits_itself(
             history, first.metadata["checkpoint"], {}, budget=Budget(max_iterations=50)
         )
     ][-1]
-    assert (
-        last.metadata["iterations"],
-        last.metadata["limit"],
-        len(inner.requests),
-    ) == (3, "max_iterations", 3)
+    assert last.metadata["iterations"] == 3
+    assert last.metadata["limit"] == "max_iterations"
+    assert len(inner.requests) == 3

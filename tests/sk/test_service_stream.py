@@ -262,7 +262,9 @@ async def test_leaving_the_loop_ends_what_runs(
         break
     while left := asyncio.all_tasks() - before:
         await asyncio.wait(left)
-    assert (tools.cancelled, len(inner.requests), len(history.messages)) == (True, 1, 3)
+    assert tools.cancelled is True
+    assert len(inner.requests) == 1
+    assert len(history.messages) == 3
     await resend(history)
 
 

@@ -92,11 +92,9 @@ async def test_the_run_is_stopped_and_charged(ask: Ask, serve: Serve) -> None:
     """The message has the metadata of every other end."""
     answer = await ask(FunctionInvokingChatCompletion(serve(BATCH).connector))
     metadata = answer.metadata
-    assert (metadata["status"], metadata["iterations"], metadata["tool_calls"]) == (
-        "stopped",
-        1,
-        2,
-    )
+    assert metadata["status"] == "stopped"
+    assert metadata["iterations"] == 1
+    assert metadata["tool_calls"] == 2
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["as-it-is", "with-the-message"])
@@ -273,11 +271,9 @@ async def test_a_resumed_run_returns_the_results_too(
         ][-1]
     else:
         last = await service.resume(*given, kernel=kernel)
-    assert (last.role, results_in(last), last.metadata["status"]) == (
-        "tool",
-        RESULTS,
-        "stopped",
-    )
+    assert last.role == "tool"
+    assert results_in(last) == RESULTS
+    assert last.metadata["status"] == "stopped"
 
 
 async def test_a_prompt_has_the_results_as_its_value(

@@ -142,11 +142,9 @@ def test_an_estimate_stays_said_in_a_sum() -> None:
     )
     for total in (add_reported(STOCK, estimated), add_reported(estimated, STOCK)):
         assert isinstance(total, EstimatedUsage)
-        assert (
-            total.estimated_tokens,
-            total.prompt_tokens,
-            total.completion_tokens,
-        ) == (7, 17, 5)
+        assert total.estimated_tokens == 7
+        assert total.prompt_tokens == 17
+        assert total.completion_tokens == 5
         assert total.model_dump()["estimated_tokens"] == 7
 
 
