@@ -134,7 +134,7 @@ async def test_an_approval_is_bound_through_every_door(door: Door, kind: str) ->
 
 
 @pytest.mark.parametrize("always", ["function", "arguments"])
-async def test_a_sticky_approval_binds_too(always: Any) -> None:
+async def test_a_sticky_approval_binds_the_call(always: Any) -> None:
     """What was approved for the rest of the run is approved with the arguments that the model gave."""
     door = Door("planner", False)
     asking: dict[str, Any] = {"interceptors": [lambda call: Defer()]}

@@ -110,7 +110,7 @@ async def test_a_timeout_refuses(entry: Entry) -> None:
     assert (here.ran, read(here)) == ([], [f"{REFUSED}It was not decided in time."])
 
 
-async def test_a_blocking_approver_is_timed_out_too() -> None:
+async def test_a_blocking_approver_times_out() -> None:
     """An approver that blocks, as ``input()`` does, neither holds up the event loop nor approves after the timeout."""
     released, alive = threading.Event(), list[bool]()
 

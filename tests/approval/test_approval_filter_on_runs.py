@@ -36,7 +36,7 @@ def guarded(script: Any, by: ApprovalFilter, under: Any, **plugins: Any) -> Worl
 
 @under_each
 @three_doors
-async def test_without_an_approver_the_call_waits_as_the_run_s_own(
+async def test_without_an_approver_the_run_pauses_for_the_call(
     door: Door, under: Any
 ) -> None:
     """Nothing of the batch has run, the run is paused, and ``resume`` decides, here and in another process."""
@@ -172,7 +172,9 @@ async def test_the_stricter_say_wins(under: Any) -> None:
 
 
 @under_each
-async def test_a_marked_function_is_its_approver_s_or_waits(under: Any) -> None:
+async def test_a_marked_function_is_decided_by_the_filters_approver_or_waits(
+    under: Any,
+) -> None:
     """``@requires_approval`` asks the filter's person; without one the run pauses; an allow rule frees the function."""
     seen: list[str] = []
 
@@ -193,7 +195,9 @@ async def test_a_marked_function_is_its_approver_s_or_waits(under: Any) -> None:
     assert here.ran == [("wipe",)]
 
 
-async def test_an_approval_for_good_stands_in_place_of_its_question() -> None:
+async def test_an_approval_for_the_rest_of_the_run_answers_the_filters_question() -> (
+    None
+):
     """Given on a paused run, it holds for the filter's questions, too."""
     by = ApprovalFilter(POLICY)
     paused = await Door("planner", False).ask(guarded([REFUND], by, BOTH))
@@ -207,7 +211,7 @@ async def test_an_approval_for_good_stands_in_place_of_its_question() -> None:
 
 @under_each
 @two_doors
-async def test_an_approval_for_good_outlives_a_pause_for_a_sibling(
+async def test_an_approval_for_the_rest_of_the_run_outlives_a_pause(
     door: Door, under: Any
 ) -> None:
     """A call that it answers waits with its batch, and runs after the sibling is decided, without another question."""

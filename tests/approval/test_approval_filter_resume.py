@@ -290,7 +290,7 @@ async def test_a_failing_function_is_reported_without_detail(streamed: bool) -> 
 
 
 @both_ways
-async def test_marks_wait_too(streamed: bool) -> None:
+async def test_a_marked_function_waits(streamed: bool) -> None:
     """A marked function waits under a policy that has nothing against it."""
     here, by, history = await waiting(
         WIPE, DONE, streamed=streamed, policy=lambda call: None
@@ -298,7 +298,7 @@ async def test_marks_wait_too(streamed: bool) -> None:
     assert ([one.id for one in by.pending(history)], here.ran) == (["call_1"], [])
 
 
-async def test_a_name_with_hyphens_waits_too() -> None:
+async def test_a_call_of_a_name_with_hyphens_waits() -> None:
     """Only the first hyphen of a fully qualified name ends the plugin's name."""
 
     class Web:

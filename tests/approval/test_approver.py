@@ -189,7 +189,9 @@ async def test_a_person_may_be_slower_than_an_interceptor(door: Door) -> None:
 
 
 @one_door
-async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
+async def test_what_is_approved_for_the_rest_of_the_run_is_not_asked_again(
+    door: Door,
+) -> None:
     """``always`` counts for the rest of the run."""
     here, asked = world([REFUND, REFUND, DONE]), list[str]()
 
@@ -216,7 +218,7 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
 )
 @each_of("of_filter", [False, True], ids=["option", "filter"])
 @one_door
-async def test_approved_for_good_covers_the_rest_of_its_batch(
+async def test_an_approval_for_the_rest_of_the_run_covers_its_batch(
     door: Door, of_filter: bool, answer: Approve, questions: Any
 ) -> None:
     """``always`` counts at once: a person is not asked about the call after it in the same reply."""

@@ -262,7 +262,7 @@ async def test_who_lacks_the_role_does_not_answer_for_the_approver(
 
 
 @three_doors
-async def test_the_approver_is_shown_the_roles_and_is_let_in(door: Door) -> None:
+async def test_the_approver_sees_the_roles_and_passes_the_hook(door: Door) -> None:
     """Under the hook by name; without one it is the application's own function, which can check the roles itself."""
     for approval in (STAFF_ONLY, ApprovalSettings()):
         here, seen = world([REFUND, DONE]), list[Any]()
@@ -314,7 +314,7 @@ async def test_a_session_checks_roles() -> None:
     "ignore::pydantic.warnings.PydanticDeprecationWarning"
 )  # of Semantic Kernel
 @pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
-async def test_the_hook_of_the_run_around_holds_inside_an_agent(
+async def test_the_hook_of_the_outer_run_holds_inside_an_agent(
     by: str, ran: list[Any]
 ) -> None:
     """A nested run asks its own approver under the hooks of all runs around it."""
@@ -343,7 +343,7 @@ async def test_the_hook_of_the_run_around_holds_inside_an_agent(
 
 
 @each_of("decision", ALL_DECISIONS, ids=["approve", "deny", "supply", "unnamed"])
-async def test_the_filter_of_a_stock_kernel_asks_too(decision: Any) -> None:
+async def test_the_filter_of_a_stock_kernel_asks_its_hook(decision: Any) -> None:
     """`ApprovalFilter.resume` refuses by name; the call still waits, and who has the role decides it."""
     by = ApprovalFilter(FOR_MANAGERS, authorize=of_staff)
     here, history = guarded([REFUND, DONE], by=by, under=AUTO), asked()
@@ -369,7 +369,7 @@ async def test_the_filter_refuses_roles_without_a_hook() -> None:
 
 
 @pytest.mark.parametrize(("by", "ran"), [("ann", [REFUNDED]), ("bo", [])])
-async def test_the_approver_of_the_filter_is_let_in_by_the_hook(
+async def test_the_hook_decides_about_the_filters_approver(
     by: str, ran: list[Any]
 ) -> None:
     """On a stock kernel nothing can pause, so an answer that is refused leaves the call refused."""
@@ -448,7 +448,7 @@ def test_hooks_are_merged_once() -> None:
     [Defer("Sure?", roles=["manager"]), Defer("Sure?")],
     ids=["roles", "anyone"],
 )
-async def test_a_question_of_an_interceptor_is_asked_about_as_well(
+async def test_the_hook_decides_about_an_interceptors_question(
     question: Defer,
 ) -> None:
     """The hook sees the roles of the question, from every source."""

@@ -252,7 +252,9 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
 
 @each_of("kept", [2, 3, 4])
 @one_door
-async def test_a_record_cut_inside_a_batch_says_so(door: Door, kept: int) -> None:
+async def test_a_record_that_ends_inside_a_batch_is_refused_by_name(
+    door: Door, kept: int
+) -> None:
     """Cut where calls are open, it cannot continue, and the error is that of an unusable checkpoint."""
     here = world([])
     text = altered(await paused(), lambda facts: facts.__delitem__(slice(kept, None)))

@@ -215,7 +215,7 @@ each_answer = pytest.mark.parametrize(
     ids=["deny", "then-fine", "boss", "no", "two", "fine"],
 )
 @one_door
-async def test_an_approver_beside_the_run_is_asked_once_more(
+async def test_an_approver_of_the_run_is_asked_again_about_its_edit(
     door: Door, answers: Any, questions: Any, ran: Any, of_filter: bool
 ) -> None:
     """About the call, where a rule denies the edit; about the edited one, where others are asked; then it is denied."""
@@ -241,7 +241,7 @@ async def test_an_approver_beside_the_run_is_asked_once_more(
     ids=["deny", "then-fine", "boss", "no", "two", "fine"],
 )
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
-async def test_so_it_is_in_the_stock_loop(
+async def test_an_approver_is_asked_again_in_the_stock_loop(
     answers: Any, questions: Any, ran: Any, streamed: bool
 ) -> None:
     """`ApprovalFilter(approver=)` on a stock kernel."""
@@ -255,7 +255,7 @@ async def test_so_it_is_in_the_stock_loop(
     assert (seen, here.ran) == (questions, ran)
 
 
-async def test_a_history_s_edit_is_reviewed() -> None:
+async def test_an_edit_of_a_call_in_a_history_is_reviewed() -> None:
     """`ApprovalFilter.resume`: denied, the edit is refused by name; else the call waits for others, up to the boss."""
     by, history = ApprovalFilter(policy(), authorize=lambda request: True), asked()
     here = guarded([REFUND, DONE], by=by, under=AUTO)
@@ -273,7 +273,7 @@ async def test_a_history_s_edit_is_reviewed() -> None:
     check_sendable(history)
 
 
-async def test_a_history_s_edit_is_reviewed_by_the_other_filters_of_the_kernel() -> (
+async def test_an_edit_of_a_call_in_a_history_is_reviewed_by_the_kernels_other_filters() -> (
     None
 ):
     """Each policy has seen what runs, whichever filter is resumed."""
@@ -315,7 +315,7 @@ def capped(call: ToolCall) -> Any:
 
 
 @one_door
-async def test_an_interceptor_s_edit_is_reviewed_from_the_first_rule_on(
+async def test_an_interceptors_edit_is_reviewed_by_every_rule(
     door: Door,
 ) -> None:
     """A rule before the interceptor sees the edited call, and so does every rule after it."""
@@ -434,7 +434,7 @@ async def test_an_edited_call_that_expires_has_no_author() -> None:
     ]
 
 
-async def test_a_kept_run_s_edit_is_reviewed_by_the_worker(tmp_path: Path) -> None:
+async def test_the_worker_reviews_an_edit_of_a_stored_run(tmp_path: Path) -> None:
     """Denied, the call waits again with its problem; of others, it waits for the boss, and says who edited it."""
     store = tmp_path / "runs.db"
     planner, here = (
@@ -515,7 +515,7 @@ async def test_an_edit_that_is_changed_after_its_review_runs_as_it_was_reviewed(
     assert here.sent == [["ann"]]
 
 
-async def test_so_it_is_with_a_history_s_edit() -> None:
+async def test_an_edit_in_a_history_runs_as_it_was_reviewed() -> None:
     """`ApprovalFilter.resume` runs what its policy has seen."""
     to, send = ["ann"], call("post-send", {"to": ["bo"]})
     by, history, post = ApprovalFilter(asking_and_adding(to)), asked(), Post()

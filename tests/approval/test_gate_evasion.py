@@ -205,7 +205,7 @@ async def test_duplicate_ids_are_distinguished(door: Door) -> None:
 
 
 @one_door
-async def test_a_safe_call_lends_its_id_to_no_other(door: Door) -> None:
+async def test_calls_under_one_id_are_decided_one_by_one(door: Door) -> None:
     """A harmless call under the id of a risky one: each is decided for itself."""
     here = world([same_id(("shop-look", {"order": "7"}), ("shop-refund", ARGUMENTS))])
     outcome = await door.ask(here, **ASK)

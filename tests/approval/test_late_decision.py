@@ -188,7 +188,7 @@ async def test_a_refused_late_decision_can_still_be_taken(door: Door) -> None:
 
 
 @service_or_handler
-async def test_another_word_for_late_is_refused(door: Door) -> None:
+async def test_an_unknown_value_of_late_is_refused(door: Door) -> None:
     """The two words that there are stand in the error."""
     paused = await door.ask(world([REFUND]), **ASK)
     with pytest.raises(
@@ -213,7 +213,7 @@ SESSIONS = {
 @each_of("given", ["the-sessions", "the-errors", "an-empty-one"])
 @each_of("before", SESSIONS)
 @both_ways
-async def test_a_session_that_went_on_refuses_the_old_call(
+async def test_a_session_with_a_later_turn_refuses_the_old_call(
     before: str, given: str, streamed: bool
 ) -> None:
     """With whichever history the checkpoint of an earlier prompt is resumed: refused after a later one."""

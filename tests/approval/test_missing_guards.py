@@ -171,7 +171,7 @@ def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_is_missing_is_said(
+def test_a_missing_guard_is_named(
     before: dict[str, Any], now: dict[str, Any], found: str
 ) -> None:
     missing = missing_guards(

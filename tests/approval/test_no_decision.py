@@ -90,7 +90,7 @@ async def test_an_answer_other_than_a_decision_is_a_named_error(
 
 
 @every_door
-async def test_every_door_raises_it(door: Door) -> None:
+async def test_every_door_raises_for_an_invalid_answer(door: Door) -> None:
     """At its first call, plain and streamed; the history can be sent."""
     here, history = world([calls(LOOK, REFUND), DONE]), asked()
     with pytest.raises(
@@ -155,7 +155,9 @@ async def test_a_worker_does_not_try_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["filter", "filter-approver"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
-async def test_the_stock_loop_raises_it(option: str, streamed: bool) -> None:
+async def test_the_stock_loop_raises_for_an_invalid_answer(
+    option: str, streamed: bool
+) -> None:
     """`ApprovalFilter` on a stock kernel, by its policy or its approver."""
     here = world([REFUND, DONE])
     given(option, True, here)

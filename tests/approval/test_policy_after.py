@@ -400,7 +400,7 @@ async def test_what_a_nested_run_called_comes_up() -> None:
     assert (result.status, here.ran) == ("paused", [LOOKED])
 
 
-async def test_what_the_run_around_called_goes_down() -> None:
+async def test_a_nested_run_comes_after_what_the_outer_run_called() -> None:
     """A nested run is given a goal by a model that has read: its calls come after those of the run around it."""
     here, planner = nested([LOOK, DELEGATE, DONE], [REFUND, say("Refused.")])
     result = await planner.invoke(here.kernel, "Go.")

@@ -62,7 +62,7 @@ def options(of_filter: bool, here: Any) -> dict[str, Any]:
 
 @each_of("of_filter", [False, True], ids=["option", "filter"])
 @three_doors
-async def test_a_clerk_s_always_does_not_answer_the_boss_s_question(
+async def test_an_always_of_the_clerk_does_not_answer_the_question_for_the_boss(
     door: Door, of_filter: bool
 ) -> None:
     """What the clerk's rule asks later runs unasked; what the boss's rule asks waits for the boss."""
@@ -272,7 +272,7 @@ async def test_an_inner_always_answers_what_an_outer_rule_or_mark_asks_again(
     assert (here.ran, asked) == ([("wipe",), ("wipe",)], ["shop-wipe"])
 
 
-async def test_each_run_around_a_call_puts_its_own_question() -> None:
+async def test_each_outer_run_of_a_call_asks_its_own_question() -> None:
     """An outer run's question does not hide an inner run's, which is for others."""
     asked: list[tuple[str, ...]] = []
 

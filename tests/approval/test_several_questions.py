@@ -82,7 +82,7 @@ def who(outcome: Any) -> list[list[str]]:
 
 
 @three_doors
-async def test_the_clerk_s_yes_does_not_run_what_the_boss_is_asked_about(
+async def test_an_approval_by_the_clerk_does_not_run_what_waits_for_the_boss(
     door: Door,
 ) -> None:
     """The call waits again for the boss, under another fingerprint, and then runs; also over checkpoints as JSON."""
@@ -227,7 +227,7 @@ async def test_within_one_batch_an_approver_is_asked_each_question(door: Door) -
 
 
 @one_door
-async def test_what_the_approver_beside_the_run_leaves_open_waits(door: Door) -> None:
+async def test_what_the_runs_approver_leaves_open_waits(door: Door) -> None:
     """The clerk's answer is taken at once, the boss's question waits."""
     here = world([REFUND, DONE])
     add_filter(here.kernel, "auto_function_invocation", ApprovalFilter(ask_of("boss")))

@@ -175,7 +175,7 @@ def through_json(history: ChatHistory) -> ChatHistory:
 
 
 @every_door
-async def test_every_door_hands_on_what_was_read_inside(door: Door) -> None:
+async def test_every_door_keeps_what_was_read_inside(door: Door) -> None:
     """The next request, whose history was JSON meanwhile, comes after what ran inside a call of this one."""
     await _is_asked_about_later(door, "planner", through_json)
 
@@ -255,7 +255,7 @@ async def test_the_next_turn_of_an_agents_thread_comes_after_what_was_read_insid
 
 
 @every_way
-async def test_a_paused_turn_of_an_agent_hands_it_on(way: str) -> None:
+async def test_a_paused_turn_of_an_agent_keeps_what_was_read_inside(way: str) -> None:
     """Also into a thread that is filled from a checkpoint, in another process."""
     here = reading(way)
     charge = call("shop-charge", {"amount": 1}, id="c")
@@ -278,7 +278,7 @@ async def test_a_paused_turn_of_an_agent_hands_it_on(way: str) -> None:
 
 
 @every_door
-async def test_a_resumed_run_hands_it_on(door: Door) -> None:
+async def test_a_resumed_run_keeps_what_was_read_inside(door: Door) -> None:
     """A run that read, paused, and was resumed from its checkpoint's text alone."""
     here = world(
         [
@@ -312,7 +312,9 @@ async def test_a_filter_on_a_stock_loop_reads_it_in_a_history(way: str) -> None:
 
 
 @every_way
-async def test_a_kept_run_hands_it_on(way: str, tmp_path: Path) -> None:
+async def test_a_stored_run_keeps_what_was_read_inside(
+    way: str, tmp_path: Path
+) -> None:
     """Of a run in a store, also as another process reads it."""
     here = reading(way, REFUND, DONE)
     store = tmp_path / f"{way}.db"

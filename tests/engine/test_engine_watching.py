@@ -160,7 +160,7 @@ async def test_requests_keep_their_distance() -> None:
     assert clock.slept == [6, 10]
 
 
-async def test_the_plan_request_keeps_its_distance_too() -> None:
+async def test_the_plan_request_keeps_its_distance() -> None:
     """The first trip waits for the plan request's least time; without one nothing ever waits."""
     clock = FakeClock()
     await engine_of(

@@ -327,7 +327,7 @@ RESUMED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("door", RESUMED)
-async def test_nothing_cannot_be_resumed(door: str) -> None:
+async def test_resuming_without_a_checkpoint_is_refused(door: str) -> None:
     """``resume(None)``, as with the metadata of a message that was answered, says where checkpoints come from."""
     with pytest.raises(PlannerExtError, match="was answered has none"):
         await RESUMED[door]()

@@ -324,7 +324,9 @@ async def test_a_stop_ends_what_happens_inside() -> None:
 
 
 @both_ways
-async def test_handler_and_session_are_charged_as_well(streamed: bool) -> None:
+async def test_handler_and_session_are_charged_for_what_functions_ask(
+    streamed: bool,
+) -> None:
     """Every door charges what its functions do."""
     async with world(greedy("inside-prompt_plain", 2)) as seen:
         history = ChatHistory()

@@ -159,7 +159,7 @@ async def test_a_run_inside_keeps_a_request_for_its_answer() -> None:
         assert result.tool_calls == 3
 
 
-async def test_a_policy_decides_inside_as_well() -> None:
+async def test_a_policy_decides_calls_inside_a_function() -> None:
     """A rule of the run's policy denies the call of a model inside, and that of a function, with its reason."""
     policy = ApprovalPolicy.from_dict(
         {
@@ -192,7 +192,7 @@ async def test_what_needs_a_person_is_denied_by_name() -> None:
         assert "bank-pay needs a person's decision" in str(seen.inside.raised[0])
 
 
-async def test_an_allow_rule_frees_a_marked_function_inside_as_well() -> None:
+async def test_an_allow_rule_frees_a_marked_function_inside_a_function() -> None:
     """The outermost run's rules decide about a mark: once, for all runs inside."""
     allowing = ApprovalPolicy.from_dict(
         {"default": "ask", "rules": [{"function": "*", "action": "allow"}]}

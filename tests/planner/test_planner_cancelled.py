@@ -249,7 +249,7 @@ async def test_a_task_group_cancels_a_run_that_carries_itself() -> None:
     await check(cancellation_in(seen[0]), world, "function")
 
 
-async def test_the_outermost_run_is_the_one_that_is_carried() -> None:
+async def test_a_cancelled_task_carries_its_outermost_run() -> None:
     """A nested run is cancelled with the one around it, and does not take its place."""
     world = World("request")
     task = asyncio.create_task(nested(world))
@@ -263,7 +263,7 @@ async def test_the_outermost_run_is_the_one_that_is_carried() -> None:
     )
 
 
-async def test_a_resumed_run_is_carried_too() -> None:
+async def test_a_cancelled_task_carries_its_resumed_run() -> None:
     """Cancelled in the function that was approved."""
     world = World("function")
     made = planner_with(plan=False, interceptors=[lambda _: Defer()])

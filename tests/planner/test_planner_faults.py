@@ -198,7 +198,7 @@ async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limit
     assert usage.prompt_tokens == usage.estimated_tokens > 0
 
 
-def test_the_errors_are_semantic_kernels_too() -> None:
+def test_the_errors_are_semantic_kernels_errors() -> None:
     """Code that catches Semantic Kernel's exceptions catches these."""
     assert issubclass(ServiceCallError, ServiceResponseException)
     assert issubclass(InvalidReplyError, ServiceInvalidResponseError)

@@ -227,7 +227,7 @@ async def test_old_settings_are_accepted() -> None:
     assert settings.model_dump() == before
 
 
-async def test_what_was_reported_against_it_is_gone() -> None:
+async def test_defects_reported_against_the_old_planner_are_fixed() -> None:
     """No helper plugin is left in the caller's kernel, and a run at its limit has an answer."""
     kernel = kernel_of(ScriptedChatCompletion(never_stops, service_id="chat"))
     result = await planner_with("chat", max_iterations=2).invoke(kernel, "Go.")

@@ -137,7 +137,7 @@ async def test_what_a_nested_run_leaves_is_there_for_the_next() -> None:
     assert result.limit is None
 
 
-async def test_a_larger_budget_of_the_run_around_is_there_for_nested_runs() -> None:
+async def test_nested_runs_may_spend_a_larger_budget_of_the_outer_run() -> None:
     """A resumed run with a new budget gives its nested runs what is left of that, not of the old one."""
     kernel, expert = around([DELEGATE, say("done"), DELEGATE, say("more")], never_ends)
     planner = planner_with("chat", plan=False, max_iterations=4)
@@ -285,7 +285,7 @@ async def test_a_planner_is_not_offered_inside_its_own_run() -> None:
     assert result.status == "answered"
 
 
-async def test_a_planner_that_a_function_calls_takes_from_the_run_too() -> None:
+async def test_a_planner_that_a_function_calls_spends_the_runs_budget() -> None:
     """Called by an ordinary function, and not by the model, its run has what is left as well, and is charged."""
 
     class Sly:
@@ -319,7 +319,7 @@ async def test_outside_of_a_run_the_planners_own_budget_holds() -> None:
     assert len(expert.requests) == 3
 
 
-async def test_a_service_gives_its_nested_runs_what_is_left_as_well() -> None:
+async def test_nested_runs_of_a_service_spend_what_is_left() -> None:
     """The budget around may be that of a chat completion service."""
     inner = ScriptedChatCompletion(never_ends, service_id="expert")
     chat = ScriptedChatCompletion([DELEGATE, say("done")], service_id="chat")

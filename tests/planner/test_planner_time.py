@@ -370,7 +370,7 @@ async def test_a_persons_time_is_free_of_active_seconds() -> None:
     assert (result.status, result.usage.active_seconds) == ("answered", 0.0)
 
 
-async def test_the_approver_of_a_filter_is_a_person_too() -> None:
+async def test_waiting_for_a_filters_approver_costs_no_active_time() -> None:
     """An `ApprovalFilter` of the kernel that holds the run open while it asks uses up no active seconds."""
     clock = Clock()
 

@@ -121,7 +121,7 @@ def budgeted() -> tuple[Kernel, ScriptedChatCompletion, FunctionInvokingChatComp
 
 
 @both_ways
-async def test_a_service_tells_too_and_keeps_nothing(streamed: bool) -> None:
+async def test_a_service_says_what_is_left_and_keeps_nothing(streamed: bool) -> None:
     """Through the service: the caller's history and the service's message know nothing of what was told."""
     kernel, inner, service = budgeted()
     history = ChatHistory()
@@ -145,7 +145,7 @@ async def test_a_service_tells_too_and_keeps_nothing(streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_handler_tells_too(streamed: bool) -> None:
+async def test_a_handler_says_what_is_left(streamed: bool) -> None:
     """Through the handler, whose budget it is, over a service of the kernel."""
     inner = ScriptedChatCompletion([ADD, say("3")])
     handler = ToolCallHandler(

@@ -85,7 +85,7 @@ def test_an_image_is_followed_by_it() -> None:
     [[], [ChatMessageContent(role=AuthorRole.ASSISTANT, content="I begin")]],
     ids=["none", "assistant"],
 )
-def test_no_words_are_put_into_the_models_mouth(
+def test_nothing_is_added_to_the_models_own_message(
     messages: list[ChatMessageContent],
 ) -> None:
     """Without a message, and after the assistant's own, nothing is said."""

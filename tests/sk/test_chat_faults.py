@@ -185,7 +185,7 @@ async def test_a_request_that_fails_is_named(
     assert served.server.refused == []
 
 
-async def test_a_fault_carries_the_run(
+async def test_a_fault_has_the_history_and_checkpoint_of_its_run(
     ask: Ask, serve: Serve, history: ChatHistory
 ) -> None:
     """The error of a run that had begun has its messages, fit to be sent, and a checkpoint with what was spent."""

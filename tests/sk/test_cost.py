@@ -70,7 +70,7 @@ async def test_a_run_ends_when_its_cost_is_spent() -> None:
     assert result.usage.cost == pytest.approx(0.04)
 
 
-async def test_a_service_counts_cost_too() -> None:
+async def test_a_service_counts_cost() -> None:
     """The wrapper ends its run by the same limit."""
     inner = ScriptedChatCompletion(never_stops)
     service = FunctionInvokingChatCompletion(

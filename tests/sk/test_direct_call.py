@@ -244,7 +244,7 @@ async def test_a_result_says_what_it_was_made_of() -> None:
     [(KernelFunctionFromMethod, *each) for each in INVOKING.items()]
     + [(Kernel, *each) for each in STACKING.items()],
 )
-def test_what_is_done_without_is_what_it_was(
+def test_the_methods_that_a_direct_call_leaves_out_have_not_changed(
     kind: type, name: str, digest: str
 ) -> None:
     """Semantic Kernel's methods around a function are those that the direct call was written for.

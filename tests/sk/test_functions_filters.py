@@ -167,7 +167,7 @@ async def test_a_filter_may_answer_in_place_of_the_function(kind: str) -> None:
 
 @FILTERED
 @pytest.mark.parametrize("kind", ["auto", "function"])
-async def test_a_filter_that_runs_nothing_is_said_to(
+async def test_a_call_that_a_filter_does_not_run_has_a_result_that_says_so(
     kind: str, filters: tuple[Filter, ...]
 ) -> None:
     """A refusal without words is not the text "None"."""

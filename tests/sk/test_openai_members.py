@@ -93,7 +93,7 @@ async def takes_own_way(service: Any, *, streamed: bool, settings: Any = None) -
 
 
 @each_of("name", REPLACED)
-def test_what_is_replaced_is_what_it_was(name: str) -> None:
+def test_the_methods_that_are_replaced_have_not_changed(name: str) -> None:
     """Semantic Kernel's methods in whose place our encoding works are, in their sources, those that it was written for.
 
     If this fails, Semantic Kernel has changed: read what the method does now, make the encoding do it too, and put its
@@ -106,7 +106,7 @@ def test_what_is_replaced_is_what_it_was(name: str) -> None:
 
 
 @each_of("name", CALLED)
-def test_what_is_called_takes_what_it_took(name: str) -> None:
+def test_the_methods_that_are_called_have_their_parameters(name: str) -> None:
     """The methods that our encoding calls are there, with the parameters that they are given."""
     for kind in (OpenAIChatCompletion, AzureChatCompletion):
         assert (

@@ -1143,7 +1143,9 @@ async def test_retries_that_are_no_number_are_refused(
 
 
 @each_of("name", USED)
-def test_what_a_prepared_request_stands_for_is_what_it_was(name: str) -> None:
+def test_the_members_that_a_prepared_request_replaces_have_not_changed(
+    name: str,
+) -> None:
     """The client's members that a prepared request stands for have the sources that it was written for.
 
     If this fails, openai has changed: read what the member does now, make a prepared request do it too, and put its new

@@ -74,7 +74,7 @@ async def test_calls_that_are_returned_do_not_answer(
 
 
 @each_of("kernel", [None, Kernel()], ids=["no-kernel", "empty-kernel"])
-async def test_several_answers_have_it_too(
+async def test_several_answers_have_status_and_limit(
     serve: Serve, history: ChatHistory, kernel: Any, streamed: bool
 ) -> None:
     """No kernel, or nothing in it, and several answers asked for."""

@@ -164,7 +164,7 @@ def deep() -> list[Any]:
 @each_of(
     "value", [cycle(), deep(), Broken(), {"it": Broken()}, function_result(Broken())]
 )
-def test_a_result_without_a_text_is_said_to_have_none(value: object) -> None:
+def test_a_result_without_a_text_is_described(value: object) -> None:
     """Every return value of a function is written without an exception; the model reads that it has no text."""
     assert result_text(value) == NOT_WRITABLE
 

@@ -248,7 +248,7 @@ async def test_a_further_turn_is_refused_until_it_is_decided(
 
 
 @each_way
-async def test_an_agent_without_calls_to_run_is_refused_too(
+async def test_an_agent_without_calls_to_run_is_refused(
     serve: Serve, streamed: bool
 ) -> None:
     """A turn whose behaviour runs no functions passes through, and is refused as well."""

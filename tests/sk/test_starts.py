@@ -183,7 +183,7 @@ async def test_the_calls_of_a_batch_come_before_a_second_start(
     assert (sorted(pay.ran), result.tool_calls) == (["again", "once"], 2)
 
 
-async def test_a_retrying_filter_runs_again_only_what_says_so() -> None:
+async def test_a_retrying_filter_runs_again_only_what_is_declared_repeatable() -> None:
     """A failed function of effect once fails again without running; an idempotent one is tried, and each try counts."""
     pay = Pay(failing=2)
     result = await ask(pay, call("pay-once", {}), (KINDS[1], retry))

@@ -83,7 +83,7 @@ async def test_a_tool_choice_that_contradicts_is_refused_at_every_door(
 
 @CHOICES
 @each_of("behavior", [AUTO(), AUTO(auto_invoke=False)], ids=["invokes", "passes"])
-async def test_the_service_refuses_it_too(
+async def test_the_service_refuses_a_tool_choice_that_contradicts(
     ask: Ask, serve: Serve, choice: Any, behavior: FunctionChoiceBehavior
 ) -> None:
     """Where functions are offered, invoked or not, plain and streamed."""

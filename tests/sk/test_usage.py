@@ -99,7 +99,7 @@ SHAPES: dict[str, tuple[Any, Usage]] = {
 
 
 @each_of("shape", SHAPES)
-def test_every_connectors_words_are_read(shape: str) -> None:
+def test_the_field_names_of_every_connector_are_read(shape: str) -> None:
     """Tokens sent, received and cached are read out of each connector's own shape."""
     reported, expected = SHAPES[shape]
     assert read_usage(reported) == expected
@@ -135,7 +135,7 @@ def test_reports_of_two_connectors_add_up_as_semantic_kernels_own() -> None:
     assert read_usage(total) == tokens(24, 6, 14)
 
 
-def test_an_estimate_stays_said_in_a_sum() -> None:
+def test_a_sum_keeps_its_estimated_part() -> None:
     """A sum with an estimate in it says how much of it was estimated, whichever came first."""
     estimated = as_reported(
         Usage(prompt_tokens=5, completion_tokens=2, estimated_tokens=7)
