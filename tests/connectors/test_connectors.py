@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,10 @@ def google(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
     )
     from semantic_kernel.connectors.ai.google.google_ai import GoogleAIChatCompletion
 
+    patched = stack.enter_context(pytest.MonkeyPatch.context())
+    # After a refused connection the SDK waits for one second, and for up to nine more.
+    dice = SimpleNamespace(randint=lambda *_: -1)
+    patched.setattr("google.genai._api_client.random", dice)
     client = sdk.Client(api_key="any", http_options={"base_url": api.url})
     stack.callback(client.close)
     stack.push_async_callback(client.aio.aclose)
