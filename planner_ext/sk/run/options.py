@@ -420,7 +420,7 @@ class CheckedOptions:
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
     def inside(self, parent: ParentRun) -> "CheckedOptions":
-        """Add what the run around a nested run sets; refuse the run if that may make none."""
+        """Add what the run around a nested run sets; refuse it once that run is over or has nothing left."""
         parent.check()
         if (limit := parent.tab.left().used_up()) is not None:
             raise nothing_left(limit)
