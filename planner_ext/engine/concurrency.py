@@ -161,33 +161,25 @@ class _Background:
         """Return the loop; start it if it does not run."""
         with self._lock:
             if self._loop is None:
-                started: Future[asyncio.AbstractEventLoop] = Future()
+                loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
                     target=self._run,
-                    args=(started,),
+                    args=(loop,),
                     name="planner_ext event loop",
                     daemon=True,
                 )
                 self._thread.start()
-                self._loop = started.result()
+                self._loop = loop
             return self._loop
 
     @property
     def is_this_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def _run(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
-        with (
-            asyncio.Runner() as runner
-        ):  # its end cancels what still runs, and closes the loop
-            try:
-                loop = runner.get_loop()
-            except (
-                Exception
-            ) as error:  # the process has no file descriptor left, for instance
-                started.set_exception(error)
-                return
-            started.set_result(loop)
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        # The runner's end cancels what still runs, and closes the loop.
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.get_loop()
             while not self._closing:
                 # SystemExit and KeyboardInterrupt of a task end the loop that runs it;
                 # they are its caller's.
@@ -213,7 +205,7 @@ class _Background:
 _background = _Background()
 _of_parents: list[asyncio.AbstractEventLoop | None] = []
 atexit.register(_background.close)
-if hasattr(os, "register_at_fork"):  # not on Windows
+with suppress(AttributeError):  # on Windows, where nothing forks
     os.register_at_fork(after_in_child=_background.forked)
 
 
@@ -441,7 +433,7 @@ class StopHandle:
             self._waiting = set()
         for interrupt in waiting:
             with suppress(RuntimeError):  # its loop is closed: nothing waits any more
-                interrupt.get_loop().call_soon_threadsafe(_wake, interrupt)
+                interrupt.get_loop().call_soon_threadsafe(interrupt.set_result, None)
 
     def __deepcopy__(self, memo: object) -> "StopHandle":
         return self
@@ -460,11 +452,6 @@ class StopHandle:
         finally:
             with self._lock:
                 self._waiting.discard(interrupt)
-
-
-def _wake(interrupt: "asyncio.Future[None]") -> None:
-    if not interrupt.done():
-        interrupt.set_result(None)
 
 
 async def in_time(

@@ -523,3 +523,39 @@ async def test_an_edit_in_a_history_runs_as_it_was_reviewed() -> None:
     await chat(here, history, streamed=False)
     await by.resume(here.kernel, history, {"call_1": Approve(arguments={"to": to})})
     assert post.sent == [["ann"]]
+
+
+@one_door
+async def test_an_edit_that_is_approved_for_good_answers_the_next_call(
+    door: Door,
+) -> None:
+    """An approver who edits a call, always, is not asked about one with these arguments in the same batch."""
+    seen: list[Any] = []
+    always = Approve(arguments={"order": "7", "amount": 20}, always="arguments")
+    small = call("shop-refund", {"order": "7", "amount": 20})
+    here = world([calls(REFUND, small), DONE])
+    given: dict[str, Any] = {
+        "interceptors": [policy()],
+        "approver": approver(seen, always),
+    }
+    done = await door.ask(here, **given)
+    assert (done.status, here.ran) == ("answered", [PAID_SMALL, PAID_SMALL])
+    assert seen == [(50, ("clerk",))]
+
+
+@one_door
+async def test_a_rule_supplies_the_result_of_an_edited_call(door: Door) -> None:
+    """What an approver edits is judged again; a rule that knows the result gives it, and nothing runs."""
+
+    def rule(call: ToolCall) -> Any:
+        return Supply("Paid before.") if call.arguments["amount"] == 20 else Defer()
+
+    seen: list[Any] = []
+    here = world([REFUND, DONE])
+    given: dict[str, Any] = {
+        "interceptors": [rule],
+        "approver": approver(seen, SMALL),
+    }
+    done = await door.ask(here, **given)
+    assert (done.status, here.ran, len(seen)) == ("answered", [], 1)
+    assert results(done.history) == ["Paid before."]

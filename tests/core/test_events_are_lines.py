@@ -2,6 +2,7 @@
 
 import dataclasses
 import typing
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.values import Usage
-from planner_ext.events import Fact, PlannerEvent
+from planner_ext.events import Fact, PlannerEvent, ResultReady
 from support.values import each_of
 
 
@@ -35,6 +36,14 @@ def test_an_event_is_one_short_line() -> None:
     assert len(line) == 120
     assert "at=1.0" not in line
     assert "at=1.0" in repr(fact)
+
+
+def test_a_result_is_a_line_with_its_status_and_answer() -> None:
+    """The last event of a stream names how the run ended, and not the whole result."""
+    result = SimpleNamespace(status="answered", final_answer="42" * 99, facts=())
+    line = str(ResultReady(result=result))
+    assert line.startswith("ResultReady status='answered' final_answer='4242")
+    assert len(line) == LINE_WIDTH
 
 
 @each_of("kind", [*typing.get_args(Fact), *typing.get_args(PlannerEvent)], ids=str)

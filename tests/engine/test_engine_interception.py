@@ -374,3 +374,16 @@ async def test_a_stop_is_recorded_once() -> None:
     engine = engine_of(FakeChat([["f"]], on_ask=stop.stop), stop=stop)
     await engine.run()
     assert len([fact for fact in engine.facts if isinstance(fact, StopRequested)]) == 1
+
+
+async def test_an_edit_to_the_same_arguments_is_none() -> None:
+    """What runs is what the model wanted, and the decision records no edit."""
+
+    class Equal(FakeFunctions):
+        def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
+            return super().check(call)
+
+    gate = FakeGate({"f": Approve(arguments={"version": 0})})
+    engine = engine_of(["f"], "done", functions=Equal(), gate=gate)
+    assert results_of(await engine.run()) == ["f()"]
+    assert decision_of(engine).edited is None

@@ -5,15 +5,18 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from threading import RLock
 from typing import Any
 
 import pytest
 
-from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
+from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallStarted, ModelAsked
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import StopHandle, in_thread
+from support.core import began, calls, decided, replied, run_started
 from support.engine import FakeFunctions, FakeStore, engine_of, types_of
 
 
@@ -188,3 +191,29 @@ async def test_what_happens_after_a_call_has_ended_is_not_recorded() -> None:
     facts = list(engine.facts)
     await kept[0].record_request()
     assert engine.facts == facts
+
+
+async def test_a_second_start_is_taken_from_the_run_around() -> None:
+    """A run in a call does not start a function again for which the run around has nothing left."""
+
+    class Recorder:
+        async def restart(self, _: Tab) -> bool:
+            return True
+
+        async def record(self, tab: Tab, function: str | None) -> None: ...
+
+    began_with = run_started(limits=Budget(max_tool_calls=2))
+    around = fold([began_with, replied(calls("g")), decided(0, "g"), began(0, "g")])
+    tab = Tab(Account(lambda: around, None, RLock()), 0, Recorder())
+    restarted: list[bool] = []
+
+    async def again() -> None:
+        restarted.append(await tab_of_this_call().restart())
+
+    functions = FakeFunctions(does={"f": again})
+    with tab:
+        engine = engine_of(["f"], "done", functions=functions, within=tab)
+        assert engine.account.open() is None
+        await engine.run()
+    assert restarted == [False]
+    assert tab.taken.tool_calls == 1

@@ -1,5 +1,7 @@
 """Values against schemas: an edited call's arguments, and answers; in a time in proportion to their size."""
 
+import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -435,3 +437,119 @@ def test_a_pattern_may_name_characters_by_number() -> None:
     assert answer_problems(schema, "\u6f22\u5b57") == ""
     assert "does not match" in answer_problems(schema, "kanji")
     assert "does not match" in answer_problems({"pattern": "^a$"}, "a\n")
+
+
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
+ANY_Y = {"properties": {"y": True}}
+
+
+@each_of(
+    ("schema", "value", "problem"),
+    [
+        ({"exclusiveMinimum": 3}, 3, "3 is less than or equal to the minimum of 3"),
+        ({"exclusiveMaximum": 3}, 3, "3 is greater than or equal to the maximum of 3"),
+        (
+            {**DRAFT_4, "minimum": 3, "exclusiveMinimum": True},
+            3,
+            "3 is less than or equal to the minimum of 3",
+        ),
+        ({**DRAFT_4, "maximum": 3, "exclusiveMaximum": False}, 3, ""),
+        ({"contains": {"type": "string"}, "minContains": 2}, ["a"], "has 1 items"),
+    ],
+)
+def test_bounds_are_read_in_the_words_of_each_draft(
+    schema: dict[str, Any], value: Any, problem: str
+) -> None:
+    """An exclusive bound is a number, or in draft 4 a flag beside its bound; items that fit are counted."""
+    found = answer_problems(schema, value)
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+@each_of(
+    ("schema", "value", "problem"),
+    [
+        (
+            {"items": [{"type": "string"}], "additionalItems": False},
+            ["a", 1],
+            "Additional item 1",
+        ),
+        ({"items": [{"type": "string"}]}, [1], "$[0]: 1 is not of type 'string'"),
+        ({"items": {}, "additionalItems": False}, [1], ""),
+        (
+            {"allOf": [{"contains": {"type": "string"}}], "unevaluatedItems": False},
+            ["a", 1],
+            "Additional item 1",
+        ),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": ANY_Y},
+                "unevaluatedProperties": False,
+            },
+            {"y": 1, "z": 2},
+            "Additional property 'z'",
+        ),
+        (
+            {
+                "allOf": [{"if": {"required": ["z"]}, "then": ANY_Y}],
+                "unevaluatedProperties": False,
+            },
+            {"y": 1, "z": 2},
+            "Additional property 'z'",
+        ),
+        (
+            {
+                "dependentSchemas": {"x": ANY_Y},
+                "properties": {"x": True},
+                "unevaluatedProperties": False,
+            },
+            {"x": 1, "y": 1, "z": 2},
+            "Additional property 'z'",
+        ),
+        (
+            {
+                "allOf": [{"additionalProperties": True}],
+                "unevaluatedProperties": False,
+            },
+            {"z": 1},
+            "",
+        ),
+        (
+            {
+                "allOf": [{"patternProperties": {"^x": True}}],
+                "unevaluatedProperties": False,
+            },
+            {"xa": 1, "z": 2},
+            "Additional property 'z'",
+        ),
+    ],
+)
+def test_what_no_keyword_is_about_is_found(
+    schema: dict[str, Any], value: Any, problem: str
+) -> None:
+    """Items and properties beyond those of every schema that the value fits are named, or are free."""
+    found = answer_problems(schema, value)
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    """The way out is a schema with definitions."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(5000):
+        schema = {"items": schema}
+    assert "Put parts of it under $defs." in schema_problem(schema)
+
+
+def test_a_check_without_stack_is_refused() -> None:
+    """A check that starts deep in a program says so, and raises nothing."""
+
+    def deep(frames: int) -> str:
+        if frames:
+            return deep(frames - 1)
+        return answer_problems({"allOf": [{"allOf": [{"items": True}]}]}, [[1]])
+
+    here = len(inspect.stack())
+    found = {deep(sys.getrecursionlimit() - here - left) for left in range(12, 60, 4)}
+    assert any("than the stack of this process has left" in one for one in found)

@@ -10,11 +10,13 @@ from hypothesis import given
 
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
+    AnswerChecked,
     Ended,
     Fact,
     ModelAsked,
     ModelReplied,
     NestedCallStarted,
+    Resumed,
     RunStarted,
     SharedBudgetsChecked,
 )
@@ -524,3 +526,43 @@ def test_a_journal_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(IllegalTransitionError):
         drawn(run_started(), began(0))
     assert isinstance(ended(), Ended)
+
+
+def test_what_a_callback_a_check_and_a_person_say_is_shown() -> None:
+    """A callback that ends the run and a wrong form are events; a doubt that a person leaves is a denial."""
+    timeline = drawn(
+        run_started(structured=True),
+        model_asked(),
+        replied(calls("f")),
+        decided(0, verdict="answer", person=True, by="ann"),
+        completed(terminate=True, reason="enough"),
+    )
+    (iteration,) = timeline.iterations
+    assert [(event.kind, event.text) for event in iteration.events] == [
+        ("callback", "enough")
+    ]
+    assert iteration.gaps == ()
+    (call,) = iteration.calls
+    assert (call.outcome, call.started) == ("denied", None)
+    checked = AnswerChecked(answer="42", problem="no JSON", at=0.0)
+    answered = drawn(run_started(structured=True), replied(says("42")), checked)
+    assert [(event.kind, event.text) for event in answered.events] == [
+        ("check", "no JSON")
+    ]
+
+
+def test_a_run_that_is_resumed_before_its_first_request_has_no_gap() -> None:
+    """It has two lives, and was not idle in an iteration."""
+    timeline = drawn(run_started(), Resumed(at=0.0))
+    (iteration,) = timeline.iterations
+    assert (timeline.lives, iteration.gaps) == (2, ())
+
+
+def test_a_call_of_a_history_is_a_line_of_its_message() -> None:
+    """A message that the run began with shows the functions that it calls."""
+    part = {"content_type": "function_call", "name": "f-g", "arguments": "{}"}
+    started = run_started()
+    assert isinstance(started, RunStarted)
+    given = replace(started, messages=({"role": "assistant", "items": [part]},))
+    (shown,) = timeline_of([given, model_asked()]).iterations[0].messages
+    assert shown.others == ("calls f-g({})",)
