@@ -476,6 +476,7 @@ def test_bounds_are_read_in_the_words_of_each_draft(
         ),
         ({"items": [{"type": "string"}]}, [1], "$[0]: 1 is not of type 'string'"),
         ({"items": {}, "additionalItems": False}, [1], ""),
+        ({"allOf": [{"items": {}}], "unevaluatedItems": False}, [1], ""),
         (
             {"allOf": [{"contains": {"type": "string"}}], "unevaluatedItems": False},
             ["a", 1],
@@ -553,3 +554,9 @@ def test_a_check_without_stack_is_refused() -> None:
     here = len(inspect.stack())
     found = {deep(sys.getrecursionlimit() - here - left) for left in range(12, 60, 4)}
     assert any("than the stack of this process has left" in one for one in found)
+
+
+def test_a_requirement_of_an_older_draft_is_no_problem() -> None:
+    """In draft 3 ``required`` is a flag of a property, about which nothing is certain."""
+    schema = {"type": "object", "required": True}
+    assert argument_problem({"properties": {"who": schema}}, {"who": {}}) == ""

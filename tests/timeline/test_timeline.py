@@ -16,6 +16,7 @@ from planner_ext.core.facts import (
     ModelAsked,
     ModelReplied,
     NestedCallStarted,
+    Paused,
     Resumed,
     RunStarted,
     SharedBudgetsChecked,
@@ -566,3 +567,12 @@ def test_a_call_of_a_history_is_a_line_of_its_message() -> None:
     given = replace(started, messages=({"role": "assistant", "items": [part]},))
     (shown,) = timeline_of([given, model_asked()]).iterations[0].messages
     assert shown.others == ("calls f-g({})",)
+
+
+def test_a_stop_ends_the_pause() -> None:
+    """A paused run that is stopped no longer waits: its gap ends there."""
+    paused = Paused(at=0.0, seconds=0.0)
+    deferred = decided(0, verdict="defer")
+    timeline = drawn(run_started(), replied(calls("f")), deferred, paused, stop())
+    (gap,) = timeline.iterations[0].gaps
+    assert (gap.kind, gap.started, gap.ended) == ("paused", 3.0, 4.0)
