@@ -15,6 +15,7 @@ from playwright.async_api import (
     Page,
     Request,
     async_playwright,
+    expect,
 )
 
 __all__ = [
@@ -36,6 +37,9 @@ needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium"
 )
 
+
+_PATIENCE_MILLISECONDS = 120_000
+expect.set_options(timeout=_PATIENCE_MILLISECONDS)
 
 _ANSWERED_SO = re.compile(
     r"Failed to load resource: the server responded with a status of 4(01|04|09|22)"
@@ -79,7 +83,7 @@ async def window(
     context = await browser.new_context(
         base_url=address, reduced_motion="reduce", **options
     )
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(_PATIENCE_MILLISECONDS)
     context.on("console", hear)
     context.on("weberror", lambda error: wrong.append(str(error.error)))
     context.on("request", follow)
