@@ -66,7 +66,7 @@ class Till:
         )
         return f"{amount} refunded"
 
-    @requires_approval(expires_in=2.0)
+    @requires_approval(expires_in=6.0)
     @kernel_function(description="Refunds an order if somebody is quick.")
     async def quick(self, order: str) -> str:
         self.done.append({"order": order})
