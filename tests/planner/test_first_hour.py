@@ -7,9 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import (
+    DEFAULT_CONNECTION_LIMITS,
+    AsyncOpenAI,
+    DefaultAsyncHttpxClient,
+)
 from semantic_kernel import Kernel
 from semantic_kernel.agents import (
     AgentResponseItem,
@@ -254,7 +257,8 @@ def test_one_client_on_two_event_loops_gets_an_error_with_the_way_out() -> None:
         options=FunctionCallingStepwisePlannerOptions(plan=False)
     )
     with ScriptedOpenAIServer(lambda _: say("4.5")) as server:
-        keeps = DefaultAsyncHttpxClient(limits=httpx.Limits(keepalive_expiry=300))
+        limits = type(DEFAULT_CONNECTION_LIMITS)(keepalive_expiry=300)
+        keeps = DefaultAsyncHttpxClient(limits=limits)
         client = AsyncOpenAI(
             api_key="none", base_url=server.url, max_retries=0, http_client=keeps
         )
