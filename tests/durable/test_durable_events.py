@@ -22,6 +22,7 @@ from planner_ext.events import (
     ModelReplied,
     Paused,
     ResultReady,
+    RunStarted,
     TextDelta,
 )
 from planner_ext.testing import (
@@ -233,9 +234,10 @@ async def test_a_run_that_another_process_ends_has_its_result_here(
 
 
 class Held:
-    """A model that waits with its second reply until it is let go."""
+    """A model that waits with its first reply until it may begin, with its second until it is let go."""
 
     def __init__(self, effects: Path) -> None:
+        self.begin = asyncio.Event()
         self.asked = asyncio.Event()
         self.go = asyncio.Event()
         self.planner, self.kernel = world(effects, looks)
@@ -244,7 +246,9 @@ class Held:
         )
 
     async def _wait(self, request: ScriptedRequest) -> None:
-        if turn(request) == 1:
+        if turn(request) == 0:
+            await self.begin.wait()
+        else:
             self.asked.set()
             await self.go.wait()
 
@@ -268,13 +272,17 @@ async def test_readers_begin_late_leave_and_come_again(
         handle = await runs.start(
             held.planner, held.kernel, GOAL, run_id="a", streaming=True
         )
-        early = asyncio.create_task(drained(handle))
-        await held.asked.wait()
-        async with aclosing(handle.events()) as leaving:
-            await read(leaving, CallFinished)
-        late = asyncio.create_task(drained(handle))
-        held.go.set()
-        readers = [await early, await late, await drained(handle)]
+        async with aclosing(handle.events()) as early:
+            begun = await read(early, RunStarted)
+            held.begin.set()
+            begun += await read(early, CallFinished)
+            await held.asked.wait()
+            async with aclosing(handle.events()) as leaving:
+                await read(leaving, CallFinished)
+            late = asyncio.create_task(drained(handle))
+            held.go.set()
+            begun += [event async for event in early]
+        readers = [begun, await late, await drained(handle)]
     journal = await journal_of(store, "a")
     for events in readers:
         assert dump_facts(facts_in(events)) == journal
@@ -304,6 +312,7 @@ async def test_a_cancelled_reader_leaves_the_run_running(tmp_path: Path) -> None
     held = Held(tmp_path / "effects")
     async with open_runs(tmp_path / "runs.db") as runs:
         handle = await runs.start(held.planner, held.kernel, GOAL, run_id="a")
+        held.begin.set()
         reader = asyncio.create_task(drained(handle))
         await held.asked.wait()
         reader.cancel()
