@@ -9,6 +9,7 @@ import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, cast
 
 import yaml
@@ -103,8 +104,9 @@ class Templates:
     step: KernelPromptTemplate
 
     @classmethod
+    @lru_cache(maxsize=16)
     def read(cls, plan_yaml: str, step_prompt: str) -> "Templates":
-        """Read the YAML of a plan prompt, and the template of the steps."""
+        """Read the YAML of a plan prompt, and the template of the steps: once, for all planners with the same."""
         with _template_errors(
             "get_initial_plan must return the YAML of a prompt template", plan_yaml
         ):
