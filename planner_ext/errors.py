@@ -13,6 +13,7 @@ PlannerExtError                              the root
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    the response is not a reply (ServiceInvalidResponseError)
 │   ├── InvalidPriceError                    price= did not return an amount of US dollars
+│   ├── AnswerCheckError                     check_answer raised, or returned no reason
 │   ├── NestedRunRefusedError                the run around does not allow the function's run or call
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
 │   ├── SessionBusyError                     the session is answering another prompt
@@ -65,6 +66,7 @@ from planner_ext.durable.errors import (
 )
 from planner_ext.engine.journal import InvalidForkError
 from planner_ext.sk.errors import (
+    AnswerCheckError,
     DecisionRefusedError,
     InvalidBehaviorError,
     InvalidCheckpointError,
@@ -87,6 +89,7 @@ from planner_ext.sk.errors import (
 )
 
 __all__ = [
+    "AnswerCheckError",
     "ApprovalRefusedError",
     "DecisionRefusedError",
     "IllegalTransitionError",

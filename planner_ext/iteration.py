@@ -13,6 +13,7 @@ from planner_ext.engine.ports import Clock
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.messages import read_usage, text_of
+from planner_ext.sk.run.answers import AnswerContext, CheckAnswer
 from planner_ext.sk.run.iteration import (
     FunctionInvocationIterationContext,
     IterationCallback,
@@ -20,6 +21,8 @@ from planner_ext.sk.run.iteration import (
 from planner_ext.sk.run.options import RunOptions
 
 __all__ = [
+    "AnswerContext",
+    "CheckAnswer",
     "Clock",
     "FunctionInvocationIterationContext",
     "IterationCallback",

@@ -64,6 +64,7 @@ GIVEN: dict[str, Any] = {
     "iteration_completed": asked,
     "clarifier": asked,
     "max_clarifications": 3,
+    "check_answer": lambda answer, context: None,
     "observers": [asked],
     "clock": Clock(),
     "min_iteration_time_ms": 11,

@@ -80,6 +80,7 @@ class _ReplayedRun(CliRun):
         rules = started.rules
         if (
             rules.structured
+            or rules.checked
             or rules.clarifier
             or rules.close_on_denial
             or len(started.messages) > 1

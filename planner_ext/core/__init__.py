@@ -69,14 +69,14 @@ The state
     intent        ModelAsked, RequestFailed    after a request that failed the next one is        any fact but those
                                                recorded before it is sent                         that may wait
     reask         a batch with a denied call   the next request offers no functions; no limit     ModelReplied
-    step_rounds   IterationCompleted           at ``rounds_per_step`` the next request offers no  MessageAdded (step)
-                                               functions and its reply closes the step
+    step_rounds   IterationCompleted           at ``rounds_per_step`` the next request offers no  MessageAdded (step,
+                                               functions and its reply closes the step            revise)
     rounds        IterationCompleted           at ``use_attempts`` no functions are offered;      reopened
                                                ``attempts_limit`` says whether that is a limit
     checked       AnswerChecked                an answer without problem ends the run, another    ModelReplied
                                                one is asked for again
-    structuring   MessageAdded (structure)     every request asks for the answer in its form:     never; a reopened run
-                                               no functions, no questions, no steps               counts as having asked
+    structuring   MessageAdded (structure)     every request asks for the answer in its form:     another MessageAdded
+                                               no functions, no questions, no steps
     asked         Clarified without an answer  the plain reply is not shown to the clarifier      ModelReplied
                                                again
     called        end of a batch               the iteration-completed callback is due            end of the next batch
@@ -93,6 +93,7 @@ The state
     ``errors_in_row``      batches in a row with a failed, unknown or invalid call: ``max_consecutive_errors``
     ``denials_in_row``     batches in a row whose calls were all denied: ``max_repeated_denials``
     ``clarifications``     Clarified with an answer: ``max_clarifications``
+    ``refusals``           MessageAdded (structure, revise): ten without a limit on round trips
 
 What excludes what
     - ``batch`` and an unanswered ``reply`` are never set at once; a paused run has exactly one of them.

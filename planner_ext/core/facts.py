@@ -34,6 +34,11 @@ Verdict: TypeAlias = Literal[
 """``answer`` answers the call without running it, ``external`` returns it to the
 caller."""
 
+AnswerPurpose: TypeAlias = Literal["structure", "revise"]
+"""What asks for the answer again: its form, or the application's ``check_answer``."""
+
+Purpose: TypeAlias = Literal["step", "insist"] | AnswerPurpose
+
 FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started function ended; ``timed_out`` at its own or the run's time limit."""
 
@@ -93,6 +98,7 @@ class Rules:
             after a denied call offers no functions.
         structured: Whether the answer must match a form, which the journal does not
             record.
+        checked: Whether ``check_answer`` is asked about the answer.
         clarifier: Whether questions and plain replies are put to a clarifier.
     """
 
@@ -108,16 +114,18 @@ class Rules:
     close_on_denial: bool = False
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
     structured: bool = False
+    checked: bool = False
     clarifier: bool = False
     max_clarifications: int | None = None
 
 
 @frozen
 class Guards:
-    """What can decide the calls of a run: policies as JSON text in normal form, all else by name.
+    """What can decide a run's calls, and its answer: policies as JSON text in normal form, all else by name.
 
     Attributes:
-        interceptors, pre_invoke, checks, filters: In the order in which they are asked.
+        interceptors, pre_invoke, checks, filters, answers: In the order in which they
+            are asked; ``answers`` are the hooks that check the final answer.
         marked: The offered functions that require approval by themselves, sorted.
         shared_budgets, authorize: Sorted.
     """
@@ -126,6 +134,7 @@ class Guards:
     pre_invoke: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     unmatched: Literal["approve", "defer", "deny"] = "approve"
     expires_in: float | None = None
     marked: tuple[str, ...] = ()
@@ -168,15 +177,16 @@ class Planned(EventLine):
 
 @frozen
 class MessageAdded(EventLine):
-    """The planner added a message, to which the model replies next.
+    """A message was added, to which the model replies next.
 
     Attributes:
         purpose: It asks for the next ``step``, the final-answer function (``insist``),
-            or the answer in the ``response_format`` (``structure``).
+            the answer in the ``response_format`` (``structure``), or a better answer
+            than the one that was refused (``revise``).
     """
 
     message: Message
-    purpose: Literal["step", "insist", "structure"]
+    purpose: Purpose
     at: float
     type: Literal["MessageAdded"] = "MessageAdded"
 
@@ -445,10 +455,16 @@ class IterationCompleted(EventLine):
 
 @frozen
 class AnswerChecked(EventLine):
-    """The form of an answer was checked; ``problem`` is "" if it is right."""
+    """An answer was checked.
+
+    Attributes:
+        problem: Why it is refused, for the model; "" if it is right.
+        purpose: Of the message that asks for another one.
+    """
 
     answer: str
     problem: str
+    purpose: AnswerPurpose = "structure"
     at: float
     type: Literal["AnswerChecked"] = "AnswerChecked"
 

@@ -144,8 +144,9 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
         "transcript": (*state.transcript, fact.message),
         "reply": None,
         "final_answer": None,
-        "structuring": state.structuring + (fact.purpose == "structure"),
-        "step_rounds": 0 if fact.purpose == "step" else state.step_rounds,
+        "structuring": fact.purpose == "structure",
+        "refusals": state.refusals + (fact.purpose in ("structure", "revise")),
+        "step_rounds": 0 if fact.purpose in ("step", "revise") else state.step_rounds,
     }
 
 
@@ -548,7 +549,7 @@ def _reopened(state: State) -> _Changes:
         "final_answer": None,
         "ending": None,
         "rounds": 0,
-        "structuring": min(state.structuring, 1),
+        "refusals": 0,
         "errors_in_row": 0,
         "denials_in_row": 0,
     }

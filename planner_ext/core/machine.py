@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from planner_ext.core.facts import CallDecided, IterationCompleted, ModelReplied
+from planner_ext.core.facts import (
+    CallDecided,
+    IterationCompleted,
+    ModelReplied,
+    Purpose,
+)
 from planner_ext.core.fold import CUT_SHORT, apply, cut_short_text
 from planner_ext.core.limits import (
     AMOUNTS,
@@ -24,6 +29,11 @@ IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 NO_MORE_QUESTIONS = (
     "Not asked: no further questions are answered. Go on with what you know."
 )
+
+_REFUSED = {
+    "structure": "The answer is not in its form",
+    "revise": "The answer was refused",
+}
 
 _MOST_REQUESTS = 10
 """How often the answer is asked for again where no limit on round trips bounds it."""
@@ -93,15 +103,15 @@ class CompleteIteration:
 
 @frozen
 class AddMessage:
-    """Add a message that asks for the next step, the final-answer function, or the form."""
+    """Add a message that asks for the next step, the final-answer function, or another answer."""
 
-    purpose: Literal["step", "insist", "structure"]
+    purpose: Purpose
     problem: str = ""
 
 
 @frozen
 class CheckAnswer:
-    """Check the form of an answer."""
+    """Check an answer: its form, and what the application says of it."""
 
     answer: str
 
@@ -168,8 +178,9 @@ def next_action(state: State, around: Left | None = None) -> Action | None:
         left = left.within(around)
     action = decide(state, left)
     return (
-        _checked_form(state, left, action)
-        if state.rules.structured and isinstance(action, Finish)
+        _checked_answer(state, left, action)
+        if isinstance(action, Finish)
+        and (state.rules.structured or state.rules.checked)
         else action
     )
 
@@ -228,8 +239,9 @@ def _ask(state: State, left: Left) -> Action:
         return Finish(status="answered", answer=state.final_answer)
     if state.structuring:
         return _ask_in_form(state, left)
+    answer = "" if state.checked is None else state.checked.answer
     if state.stopping is not None:
-        return Finish(status="stopped", reason=state.stopping)
+        return Finish(status="stopped", answer=answer, reason=state.stopping)
     answers = state.rules.limits.on_limit == "answer"
     limit = (
         state.limit
@@ -243,7 +255,10 @@ def _ask(state: State, left: Left) -> Action:
         not answers or left.iterations <= 0 or left.used_up(TIMES) is not None
     ):
         return Finish(
-            status="limit_reached", limit=limit, reason=_limit_text(state, left, limit)
+            status="limit_reached",
+            answer=answer,
+            limit=limit,
+            reason=_limit_text(state, left, limit),
         )
     return _request(
         state,
@@ -359,11 +374,11 @@ def _question(
     )
 
 
-def _checked_form(state: State, left: Left, end: Finish) -> Action:
-    """Decide what comes before an end with an answer that must have a form.
+def _checked_answer(state: State, left: Left, end: Finish) -> Action:
+    """Decide what comes before an end with an answer that is checked.
 
-    An answer in another form is asked for again, until no request may be made or,
-    without a limit on round trips, ten times; then it stays.
+    A refused answer is asked for again, until no request may be made or, without a
+    limit on round trips, ten times; then it stays, and the run is not ``answered``.
     """
     checked = state.checked
     if not end.answer or (checked is not None and not checked.problem):
@@ -372,18 +387,21 @@ def _checked_form(state: State, left: Left, end: Finish) -> Action:
         return Finish(status="stopped", answer=end.answer, reason=state.stopping)
     if checked is None:
         return CheckAnswer(answer=end.answer)
-    if (spent := _no_request(state, left)) is not None:
-        reason = f"The answer is not in its form, and no further request may be made. {checked.problem}"
+    refused = _REFUSED[checked.purpose]
+    asked_again = state.phase is Phase.ASKING and state.final_answer is None
+    spent = _no_request(state, left) or (end.limit if asked_again else None)
+    if spent is not None:
+        reason = f"{refused}, and no further request may be made. {checked.problem}"
         return Finish(
             status="limit_reached",
             answer=end.answer,
             limit=end.limit or spent,
             reason=reason,
         )
-    if left.iterations == math.inf and state.structuring >= _MOST_REQUESTS:
-        reason = f"The answer is not in its form; it was asked for again {state.structuring} times. {checked.problem}"
+    if left.iterations == math.inf and state.refusals >= _MOST_REQUESTS:
+        reason = f"{refused}; it was asked for again {state.refusals} times. {checked.problem}"
         return Finish(status="incomplete", answer=end.answer, reason=reason)
-    return AddMessage(purpose="structure", problem=checked.problem)
+    return AddMessage(purpose=checked.purpose, problem=checked.problem)
 
 
 def _review(state: State) -> Action:

@@ -128,7 +128,8 @@ class State:
     clarifications: int = 0
     final_answer: str | None = None
     checked: AnswerChecked | None = None
-    structuring: int = 0
+    structuring: bool = False
+    refusals: int = 0
     limit: str | None = None
     refused: SharedBudgetsChecked | None = None
     stopping: str | None = None

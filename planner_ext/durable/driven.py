@@ -18,7 +18,6 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.machine import (
     AddMessage,
-    CheckAnswer,
     Finish,
     Pause,
     WithholdCalls,
@@ -34,7 +33,7 @@ _LONGEST_SECONDS = 60.0
 """The longest time for which a run that is driven alone delays the calls of others: its
 own call may hang."""
 
-_BOOKKEEPING = (AddMessage, CheckAnswer, Finish, Pause, WithholdCalls)
+_BOOKKEEPING = (AddMessage, Finish, Pause, WithholdCalls)
 """Actions without a request, a call or the application's own code: a draining worker
 still performs them."""
 

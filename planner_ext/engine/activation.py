@@ -90,6 +90,7 @@ _KINDS_OF_GUARDS = {
     "pre_invoke": "pre_invoke callback",
     "checks": "check_for_intervention callback",
     "filters": "ApprovalFilter of the kernel for",
+    "answers": "check_answer hook",
 }
 
 

@@ -246,8 +246,14 @@ class Engine:
                 await self._calls.run(action)
             case machine.CompleteIteration():
                 await self._complete_iteration(action)
-            case machine.AddMessage() | machine.CheckAnswer():
-                await self.record(self._prepared_fact(action))
+            case machine.AddMessage(purpose=purpose, problem=problem):
+                message = self._ports.message(purpose, problem)
+                at = self._journal.now()
+                await self.record(
+                    facts.MessageAdded(message=message, purpose=purpose, at=at)
+                )
+            case machine.CheckAnswer():
+                await self._check_answer(action.answer)
             case machine.WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case machine.Pause():
@@ -266,21 +272,20 @@ class Engine:
             case _:
                 assert_never(action)
 
-    def _prepared_fact(
-        self, action: machine.AddMessage | machine.CheckAnswer
-    ) -> facts.MessageAdded | facts.AnswerChecked:
-        at = self._journal.now()
-        form = self._ports.answer_form
-        if isinstance(action, machine.AddMessage) and action.purpose != "structure":
-            message = self._ports.step_message(action.purpose)
-            return facts.MessageAdded(message=message, purpose=action.purpose, at=at)
-        assert form is not None, "a run whose rules ask for a form has one"
-        if isinstance(action, machine.CheckAnswer):
-            return facts.AnswerChecked(
-                answer=action.answer, problem=form.problem(action.answer), at=at
+    async def _check_answer(self, answer: str) -> None:
+        """Check an answer; one whose check a time limit or a stop interrupts is refused."""
+        check = self._ports.answer_check
+        assert check is not None, "a run whose rules ask for a check has one"
+        found = await self._journal.in_time(check.problem(answer, self.state))
+        if isinstance(found, OutOfTime):
+            found = (
+                "revise",
+                f"The check of the answer was interrupted. {self._journal.interruption}",
             )
-        return facts.MessageAdded(
-            message=form.request(action.problem), purpose=action.purpose, at=at
+        purpose, problem = found
+        at = self._journal.now()
+        await self.record(
+            facts.AnswerChecked(answer=answer, problem=problem, purpose=purpose, at=at)
         )
 
     async def _ask_plan(self) -> None:

@@ -6,7 +6,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision, Defer, ToolCall
 from planner_ext.core.accounts import SharedBudgets, Tab
-from planner_ext.core.facts import LINE_WIDTH, EventLine, Fact, FunctionOutcome
+from planner_ext.core.facts import (
+    LINE_WIDTH,
+    AnswerPurpose,
+    EventLine,
+    Fact,
+    FunctionOutcome,
+    Purpose,
+)
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Action, AskModel, AskPerson
 from planner_ext.core.state import State
@@ -185,15 +192,11 @@ class Respondent(Protocol):
         ...
 
 
-class AnswerForm(Protocol):
-    """The form that the final answer must have."""
+class AnswerCheck(Protocol):
+    """Checks a final answer: its form, then what the application says of it."""
 
-    def problem(self, answer: str) -> str:
-        """Say what is wrong with an answer's form, for the model; "" if it is right."""
-        ...
-
-    def request(self, problem: str) -> Message:
-        """Write the message that asks for the answer in its form."""
+    async def problem(self, answer: str, state: State) -> tuple[AnswerPurpose, str]:
+        """Say what is wrong with an answer, for the model, "" if nothing; and what asks for another."""
         ...
 
 
@@ -274,6 +277,7 @@ class Ports:
     """The ports and settings of one run.
 
     Attributes:
+        message: Writes a message of a purpose, given the problem of a refused answer.
         prompts: None if the run cannot make a plan.
         gate: None approves all calls.
         respondent: None leaves the model's questions to a person.
@@ -289,12 +293,12 @@ class Ports:
 
     chat: Chat
     functions: Functions
-    step_message: Callable[[str], Message]
+    message: Callable[[Purpose, str], Message]
     clock: Clock
     prompts: Prompts | None = None
     gate: Gate | None = None
     hook: IterationHook | None = None
-    answer_form: AnswerForm | None = None
+    answer_check: AnswerCheck | None = None
     respondent: Respondent | None = None
     store: RunStore | None = None
     observers: Sequence[Observer] = ()

@@ -37,8 +37,11 @@ from planner_ext.sk.run.prompts import response_form
 
 if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
+    from planner_ext.sk.run.answers import CheckAnswer
 else:
-    SharedBudget = Any  # a run without shared budgets loads no store; `CheckedOptions.of` checks the values
+    SharedBudget = CheckAnswer = (
+        Any  # only a run that has one loads its module; `CheckedOptions.of` checks the values
+    )
 
 
 class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
@@ -87,7 +90,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             leave the settings as they are.
         budget, shared_budgets, price, execution, approval, interceptors, pre_invoke,
             check_for_intervention, approver, iteration_completed, clarifier,
-            max_clarifications, observers, clock, min_iteration_time_ms,
+            max_clarifications, check_answer, observers, clock, min_iteration_time_ms,
             max_prompt_tokens, on_invalid_history, strict_finish_reason, checkpoint_key:
             See `planner_ext.iteration.RunOptions`.
 
@@ -137,6 +140,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     iteration_completed: SkipValidation[IterationCallback | None] = None
     clarifier: SkipValidation[Clarifier | None] = None
     max_clarifications: SkipValidation[int | None] = None
+    check_answer: SkipValidation[CheckAnswer | None] = None
     observers: SkipValidation[Sequence[Observer]] = ()
     clock: SkipValidation[Clock | None] = None
     min_iteration_time_ms: SkipValidation[int | None] = 0

@@ -118,6 +118,10 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
     may_pass = True
 
 
+class AnswerCheckError(PlannerException):
+    """``check_answer`` raised, or returned neither None nor a text; the answer is not accepted."""
+
+
 class NestedRunRefusedError(PlannerException):
     """A function asked for what its run does not allow.
 

@@ -468,7 +468,7 @@ _EVENTS = {
     "budget": "the budget was changed",
     "refused": "a shared budget allowed nothing more",
     "question": "the model asked",
-    "check": "the answer was not in the required form",
+    "check": "the answer was refused",
     "callback": "the iteration callback ended the run",
     "ended": "ended",
 }

@@ -220,7 +220,7 @@ def test_a_run_that_was_answered_by_its_function_can_be_resumed() -> None:
 
 
 def test_a_resumed_run_may_ask_for_its_form_again_as_often() -> None:
-    """However often it was asked for, it counts as once."""
+    """However often it was asked for, it is asked for still, and counted anew."""
     facts = [
         run_started(structured=True),
         replied(says("prose")),
@@ -228,9 +228,10 @@ def test_a_resumed_run_may_ask_for_its_form_again_as_often() -> None:
         *_in_form(1),
         *_in_form(2),
     ]
-    assert fold(facts).structuring == 3
-    assert fold([*facts, ended(), RESUMED]).structuring == 1
-    assert fold([run_started(structured=True), ended(), RESUMED]).structuring == 0
+    assert fold(facts).refusals == 3
+    again = fold([*facts, ended(), RESUMED])
+    assert (again.refusals, again.structuring) == (0, True)
+    assert not fold([run_started(structured=True), ended(), RESUMED]).structuring
 
 
 def _in_form(iteration: int) -> tuple[Fact, Fact]:

@@ -257,6 +257,37 @@ def test_a_reply_that_was_cut_short_does_not_answer_after_the_form_was_asked_for
     assert play.end.reason == "The limit max_iterations=2 was reached."
 
 
+CHECKED: dict[str, Any] = {"checked": True, "formed": ("{}",)}
+
+
+def test_a_refused_answer_is_asked_for_again_with_functions() -> None:
+    """The model may call functions to mend it; the reply after these is checked anew."""
+    play = Play(says("prose"), calls("f"), says("{}"), **CHECKED).go()
+    (message,) = [action for action in play.actions if isinstance(action, AddMessage)]
+    assert message.purpose == "revise"
+    assert [request.offer for request in play.requests] == [True, True, True]
+    assert (play.end.status, play.end.answer) == ("answered", "{}")
+
+
+@each_of("steps", [1, 2, 3], ids=["replied", "checked", "asked for again"])
+@pytest.mark.parametrize("on_limit", ["stop", "answer"])
+def test_a_limit_that_shrinks_keeps_a_refused_answer(steps: int, on_limit: Any) -> None:
+    """Where no request may follow, the run ends at the limit with it and the reason."""
+    play = Play(says("prose"), says("{}"), **CHECKED).go(steps=steps)
+    play.add(budget_changed(Budget(max_iterations=1, on_limit=on_limit))).go()
+    assert (play.end.status, play.end.answer) == ("limit_reached", "prose")
+    assert "The answer was refused, and no further request" in play.end.reason
+
+
+@each_of("steps", [1, 2, 3], ids=["replied", "checked", "asked for again"])
+def test_a_stop_keeps_a_refused_answer(steps: int) -> None:
+    """No further request is made, and the run ends with it, stopped."""
+    play = Play(says("prose"), says("{}"), **CHECKED).go(steps=steps)
+    play.add(stop("enough")).go()
+    assert (play.end.status, play.end.answer) == ("stopped", "prose")
+    assert len(play.requests) == 1
+
+
 @pytest.mark.parametrize(("most", "status"), [(2, "answered"), (1, "limit_reached")])
 def test_the_last_round_trip_may_ask_for_the_form(most: int, status: str) -> None:
     """One that is left is enough; without any the answer is taken as it is."""

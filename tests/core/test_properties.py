@@ -133,9 +133,10 @@ def test_the_flags_of_a_state_exclude_each_other_as_described(plan: Plan) -> Non
         assert (state.ending is not None) <= (
             state.phase in (Phase.CALLING, Phase.PAUSED, Phase.ENDED)
         )
-        assert (
-            state.checked is not None or state.structuring > 0
-        ) <= state.rules.structured
+        assert state.structuring <= state.rules.structured
+        assert (state.checked is not None) <= (
+            state.rules.structured or state.rules.checked
+        )
         assert (state.ended is not None) is (state.phase is Phase.ENDED)
 
 

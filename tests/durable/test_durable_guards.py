@@ -23,6 +23,7 @@ from planner_ext import (
 from planner_ext.durable import Approvals, RunRefusedError, Runs
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import ApprovalSettings, ToolCall
+from planner_ext.iteration import AnswerContext
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.testing import (
     ScriptedChatCompletion,
@@ -61,6 +62,10 @@ def deny(call: ToolCall) -> Deny:
 
 def no_opinion(call: ToolCall) -> None:
     return None
+
+
+def accept(answer: str, context: AnswerContext) -> str | None:
+    """Check no answer."""
 
 
 def before_each(iteration: int, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -113,6 +118,10 @@ SAYS: dict[str, tuple[dict[str, Any], str]] = {
     "pre_invoke": (
         {"pre_invoke": before_each},
         r"the pre_invoke callback test_durable_guards\.before_each",
+    ),
+    "check_answer": (
+        {"check_answer": accept},
+        r"the check_answer hook test_durable_guards\.accept",
     ),
     "ask all": (
         {"approval": ApprovalSettings(unmatched="defer")},

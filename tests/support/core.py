@@ -441,7 +441,12 @@ class Play:
                 return [added(purpose)]
             case CheckAnswer(answer=answer):
                 problem = "" if answer in self.formed else "It is not in the form."
-                return [AnswerChecked(answer=answer, problem=problem, at=self.at)]
+                purpose = "structure" if self.state.rules.structured else "revise"
+                return [
+                    AnswerChecked(
+                        answer=answer, problem=problem, purpose=purpose, at=self.at
+                    )
+                ]
             case Pause():
                 return [PAUSED]
             case Finish(

@@ -178,9 +178,9 @@ class FakePrompts:
         return (GOAL, {"role": "assistant", "text": plan})
 
 
-def fake_message(purpose: str) -> Any:
-    """Say what it is for, in so many words."""
-    return {"role": "user", "text": purpose}
+def fake_message(purpose: str, problem: str) -> Any:
+    """Say what it is for, or what was wrong, in so many words."""
+    return {"role": "user", "text": problem or purpose}
 
 
 def reviewed(decision: Decision) -> Reviewed:
@@ -274,7 +274,7 @@ def engine_of(
     world: dict[str, Any] = {
         "functions": FakeFunctions(),
         "prompts": FakePrompts(),
-        "step_message": fake_message,
+        "message": fake_message,
         "clock": FakeClock(),
         **ports,
     }

@@ -75,6 +75,7 @@ RULES = Rules(
     close_on_denial=True,
     on_deferred="run_safe_first",
     structured=True,
+    checked=True,
     clarifier=True,
     max_clarifications=0,
 )
@@ -199,7 +200,7 @@ FACTS: tuple[Fact, ...] = (
     Paused(trace=TRACE, at=10.0, seconds=0.4),
     Resumed(limits=LIMITS, trace=TRACE, at=11.0),
     Resumed(limits=None, trace=TRACE, at=11.0),
-    AnswerChecked(answer="a", problem="p", at=11.0),
+    AnswerChecked(answer="a", problem="p", purpose="revise", at=11.0),
     Ended(
         status="limit_reached",
         answer="a",

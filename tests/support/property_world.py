@@ -25,6 +25,7 @@ from planner_ext.approval.decisions import (
     ToolCall,
 )
 from planner_ext.core.facts import (
+    AnswerPurpose,
     CallDecided,
     CallStarted,
     Clarified,
@@ -206,6 +207,7 @@ rules = st.builds(
     close_on_denial=st.sampled_from([False, False, True]),
     on_deferred=st.sampled_from(["hold_all", "run_safe_first"]),
     structured=st.sampled_from([False, False, True]),
+    checked=st.sampled_from([False, False, True]),
     clarifier=st.booleans(),
     max_clarifications=st.sampled_from([None, None, 0, 1, 2]),
 )
@@ -391,16 +393,16 @@ class World:
     async def opening(self, plan: str) -> tuple[Any, ...]:
         return ({"role": "user", "text": plan},)
 
-    def message(self, purpose: str) -> Any:
-        return {"role": "user", "text": purpose}
+    def message(self, purpose: str, problem: str) -> Any:
+        return {"role": "user", "text": problem or purpose}
 
     # The form of the answer
 
-    def problem(self, answer: str) -> str:
-        return "" if answer == "done" else "It is not in the form."
-
-    def request(self, problem: str) -> Any:
-        return {"role": "user", "text": problem}
+    async def problem(self, answer: str, state: State) -> tuple[AnswerPurpose, str]:
+        if self.plan.rules.structured:
+            return "structure", "" if answer == "done" else "It is not in the form."
+        is_right = answer == "done" or state.final_answer is not None
+        return "revise", "" if is_right else "It is not right."
 
     def watches(self, function: str) -> bool:
         return True
@@ -437,12 +439,12 @@ class World:
         ports = Ports(
             chat=self,
             functions=self,
-            step_message=self.message,
+            message=self.message,
             prompts=self,
             clock=self,
             gate=self,
             hook=self,
-            answer_form=self,
+            answer_check=self,
             respondent=self,
             store=store,
             follow=self.follow,

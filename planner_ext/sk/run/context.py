@@ -31,7 +31,7 @@ from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.guards import guard_name, hook_names
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import shown
-from planner_ext.core.facts import Fact, Guards, Rules
+from planner_ext.core.facts import Fact, Guards, Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import State
@@ -40,7 +40,14 @@ from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.log import is_listening
-from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
+from planner_ext.engine.ports import (
+    AnswerCheck,
+    Clock,
+    Emit,
+    Ports,
+    Prompts,
+    RunStore,
+)
 from planner_ext.sk.charging.filters import (
     CallFilter,
     approval_filters,
@@ -75,7 +82,7 @@ from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.iteration import IterationCompletedHook
 from planner_ext.sk.run.options import CheckedOptions
 from planner_ext.sk.run.outcome import carry_run
-from planner_ext.sk.run.prompts import ResponseForm, step_message
+from planner_ext.sk.run.prompts import ResponseForm, message_of
 from planner_ext.sk.run.tools import KernelFunctions
 
 if TYPE_CHECKING:
@@ -167,6 +174,7 @@ class RunContext:
             on_denial=options.approval.on_denial,
             on_deferred=options.approval.on_deferred,
             structured=self.form is not None,
+            checked=bool(options.check_answer),
             clarifier=options.clarifier is not None,
             max_clarifications=options.max_clarifications,
         )
@@ -192,6 +200,7 @@ class RunContext:
                 for _, one in registered
                 if isinstance(one, CallFilter)
             ),
+            answers=tuple(map(guard_name, options.check_answer)),
             unmatched=options.approval.unmatched,
             expires_in=options.approval.expires_in,
             marked=tuple(
@@ -227,7 +236,7 @@ class RunContext:
         ports = Ports(
             chat=chat,
             functions=self.functions,
-            step_message=partial(step_message, hands_over=self.hands_over),
+            message=partial(message_of, form=self.form, hands_over=self.hands_over),
             clock=options.clock,
             prompts=self.prompts,
             gate=self.gate,
@@ -236,7 +245,7 @@ class RunContext:
             else IterationCompletedHook(
                 callback=completed, messages=chat.messages, streaming=chat.streaming
             ),
-            answer_form=self.form,
+            answer_check=self._answer_check(),
             respondent=None
             if clarifier is None
             else AskedClarifier(
@@ -264,6 +273,15 @@ class RunContext:
             self.tools.refresh()
         return engine
 
+    def _answer_check(self) -> AnswerCheck | None:
+        checks = self.options.check_answer
+        if self.form is None and not checks:
+            return None
+        from planner_ext.sk.run.answers import AnswerChecks  # noqa: PLC0415  (only where answers are checked)
+
+        history = partial(_transcript, self.chat)
+        return AnswerChecks(form=self.form, checks=checks, history=history)
+
     def _tokens_of(self, text: str) -> int:
         return self.chat.meter.tokens_of(text)
 
@@ -285,6 +303,16 @@ class RunContext:
     async def resumed(self, request: "ResumeRequest") -> tuple[Fact, ...]:
         """List the facts with which the run is resumed; see `ResumeRequest.facts`."""
         options = self.options
+        begun = request.checkpoint.facts[0]
+        if (
+            isinstance(begun, RunStarted)
+            and begun.rules.checked
+            and not options.check_answer
+        ):
+            raise InvalidOptionError(
+                "The run began with check_answer, which neither a checkpoint nor a store holds; there is none here. "
+                "Resume it with the one that it began with."
+            )
         at = options.clock.now()
         authorize = options.approval.authorize
         return await request.facts(

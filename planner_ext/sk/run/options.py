@@ -56,8 +56,9 @@ from planner_ext.sk.run.iteration import IterationCallback
 
 if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
+    from planner_ext.sk.run.answers import CheckAnswer
 else:
-    SharedBudget = Any  # a run without shared budgets loads no store
+    SharedBudget = CheckAnswer = Any  # only a run that has one loads its module
 
 
 class CheckedClock:
@@ -196,6 +197,11 @@ def _one_callable(name: str, value: object) -> tuple[Any, ...]:
     return () if value is None else _callables(name, (value,))
 
 
+def _check_answer(name: str, value: object) -> tuple[Any, ...]:
+    checked = callable_with(name, value, ("the answer", "the context"))
+    return () if checked is None else (checked,)
+
+
 def _optional_count(name: str, value: object) -> int | None:
     return None if value is None else non_negative(name, value)
 
@@ -252,6 +258,15 @@ class RunOptions(TypedDict, total=False):
         max_clarifications: Answered questions of a run; then the model is asked to
             continue without an answer, and a plain reply is final. None means no limit;
             0 offers no questions, a number offers them.
+        check_answer: Asked about the final answer before the run ends with it: a
+            function, async or not, of the text and its
+            `planner_ext.iteration.AnswerContext`. A text is the reason of a refusal:
+            the model reads it, with all functions, for one round trip of the budget.
+            Where none is left, or after ten refusals without a limit on round trips,
+            the run ends with the refused answer, ``limit_reached`` or ``incomplete``,
+            and the reason; a forced answer is checked, too. The run's time limits
+            interrupt it. If it raises, `AnswerCheckError` ends the run. Fixed when a
+            run begins; resuming needs it again.
         observers: Called with each fact after it is recorded; one with two parameters
             also gets the run's `planner_ext.events.RunInfo`. Exceptions are logged and
             change nothing.
@@ -301,6 +316,7 @@ class RunOptions(TypedDict, total=False):
         Clarifier | None, _Option(_function_of("the question"), _either)
     ]
     max_clarifications: Annotated[int | None, _Option(_optional_count, least)]
+    check_answer: Annotated[CheckAnswer | None, _Option(_check_answer, operator.add)]
     observers: Annotated[Sequence[Observer], _Option(_observers, operator.add, ())]
     clock: Annotated[Clock | None, _Option(_clock)]
     min_iteration_time_ms: Annotated[int | None, _Option(non_negative, default=0)]
@@ -370,6 +386,7 @@ class CheckedOptions:
     iteration_completed: IterationCallback | None
     clarifier: Clarifier | None
     max_clarifications: int | None
+    check_answer: tuple[CheckAnswer, ...]
     observers: tuple[Observer, ...]
     clock: Clock
     min_iteration_time_ms: int

@@ -34,6 +34,7 @@ from semantic_kernel.functions import KernelArguments
 from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
 
 from planner_ext.core.errors import shown
+from planner_ext.core.facts import Purpose
 from planner_ext.core.values import Message, frozen
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.functions.conversion import UnfitError, check_exponents
@@ -82,14 +83,28 @@ _STEP_MESSAGES = {
     "step": "Carry out what comes next towards the goal. If nothing is left to do, write the final answer.",
     "hand over": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer "
     "with UserInteraction-SendFinalAnswer.",
+    "revise": "The answer was not accepted. Correct what is wrong, with the functions if they help, and give the whole "
+    "final answer again.",
     "insist": "That was no final answer. Go on with the functions, or, if the goal is reached, hand the answer over "
     "with UserInteraction-SendFinalAnswer.",
 }
 
 
-def step_message(purpose: str, *, hands_over: bool = False) -> Message:
-    """Ask for the next step (``step``), or again for the final answer (``insist``)."""
-    text = _STEP_MESSAGES["hand over" if purpose == "step" and hands_over else purpose]
+def message_of(
+    purpose: Purpose,
+    problem: str,
+    *,
+    form: "ResponseForm | None" = None,
+    hands_over: bool = False,
+) -> Message:
+    """Write the message of a purpose; the ``problem`` is that of a refused answer."""
+    if purpose == "structure" and form is not None:
+        text = form.request
+    else:
+        handed = purpose == "step" and hands_over
+        text = _STEP_MESSAGES["hand over" if handed else purpose]
+    if problem:
+        text += f"\nWhat was wrong: {problem}"
     return ChatMessageContent(role=AuthorRole.USER, content=text)
 
 
@@ -251,7 +266,7 @@ _EXPECTED = (
 
 @frozen
 class ResponseForm:
-    """The form of a final answer. Implements `planner_ext.engine.ports.AnswerForm`. Make one with `response_form`.
+    """The form of a final answer; make one with `response_form`.
 
     Attributes:
         model: The pydantic model that an answer is read as, or None.
@@ -301,17 +316,15 @@ class ResponseForm:
             raise ValueError(problem)
         return value
 
-    def request(self, problem: str) -> Message:
-        """Ask for the answer in its form, naming the problem of the last one."""
+    @property
+    def request(self) -> str:
+        """The request for the answer in its form."""
         schema = (
             f"\nThe JSON schema: {json.dumps(self.schema, ensure_ascii=False)}"
             if not self.settings
             else ""
         )
-        text = f"Give the final answer again, as JSON in the form that is asked for, and nothing else.{schema}"
-        return ChatMessageContent(
-            role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}"
-        )
+        return f"Give the final answer again, as JSON in the form that is asked for, and nothing else.{schema}"
 
 
 def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:

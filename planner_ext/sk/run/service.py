@@ -26,12 +26,14 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.facts import (
+    AnswerChecked,
     CallDecided,
     CallFinished,
     CallsWithheld,
     Clarified,
     Fact,
     IterationCompleted,
+    MessageAdded,
     ModelReplied,
 )
 from planner_ext.core.fold import CUT_SHORT, cut_short_text
@@ -68,8 +70,8 @@ from planner_ext.sk.run.resume import Late, refuse_late
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""
 
-_SHOWN = (TextDelta, ModelReplied, IterationCompleted)
-"""Events that make chunks, and the one after which a caller may leave before calls begin."""
+_SHOWN = (TextDelta, ModelReplied, IterationCompleted, AnswerChecked)
+"""Events that make chunks, and the ones after which a caller may leave before calls begin."""
 
 
 @frozen
@@ -188,7 +190,7 @@ class ServiceRun:
                 stream.settled[fact.iteration] = (
                     calls if self._ends_with_results else added
                 )
-        elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
+        elif state.phase is Phase.ASKING and isinstance(fact, Clarified | MessageAdded):
             self._add(state)
         elif isinstance(fact, IterationCompleted) and fact.messages is not None:
             self.known = 0
@@ -228,6 +230,11 @@ class _Stream:
 
     def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
         assert isinstance(event, _SHOWN), "no other event is passed on"
+        if isinstance(event, AnswerChecked):
+            if event.problem:
+                refused = {"refused_answer": event.answer, "reason": event.problem}
+                yield self._message(AuthorRole.ASSISTANT, (), metadata=refused)
+            return
         if (
             event.iteration != self._trip
         ):  # an answered question is not part of the answer
