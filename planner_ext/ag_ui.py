@@ -321,7 +321,7 @@ class _Run:
             if _is_tool(call):
                 result = results.get(self._call_id(call.id))
                 if result is not None:
-                    decisions[call.id] = Supply(
+                    decisions[call.path] = Supply(
                         result.error or _text(result.content), by=by or None
                     )
                     self._answered.add(result.tool_call_id)
@@ -335,7 +335,7 @@ class _Run:
                 )
             decision = _decision(entry, call, by or None)
             if decision is not None:
-                decisions[call.id] = decision
+                decisions[call.path] = decision
         for unknown in answers:
             logger.warning(
                 "Thread %r has no interrupt %r; the answer is ignored.",

@@ -40,10 +40,16 @@ class PlannerPlugin:
     ``max_calls_per_function``. Where its tokens or cost are used up, no request asks
     for an answer.
 
-    The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a
-    call that would wait for a person is denied, and a question to the user becomes the
-    function's result. A planner is not offered inside its own runs. A nested run has
-    its own journal.
+    What waits for a person in a nested run, a call or a question, pauses the runs
+    around it: the outermost shows it in ``pending`` with its ``path``, and is resumed
+    with a decision by that path; then the nested run goes on where it stood. That needs
+    functions around it that may be called again: planners, prompts, agents, and those
+    declared ``@effect("idempotent")`` or ``"keyed"``. Inside another function such a
+    call is denied, and a question becomes the function's result.
+
+    The outer run's `StopHandle` stops nested runs too. A planner is not offered inside
+    its own runs. What happens in a nested run is written into the journal of the run
+    around it.
 
     In a stock kernel's loop, or outside of any run, it spends the planner's own budget.
     """
@@ -81,7 +87,7 @@ class PlannerPlugin:
         ) -> Annotated[str, "The answer"]:
             return await self._reach(goal, kernel, arguments)
 
-        mark_planner(reach_goal, self._planner)
+        mark_planner(reach_goal, self._planner, self._kernel)
         self.reach_goal = (
             reach_goal  # Semantic Kernel finds functions among the attributes
         )

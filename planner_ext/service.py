@@ -29,13 +29,15 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
-from planner_ext.core.facts import RunStarted
-from planner_ext.core.fold import apply
+from planner_ext.core.facts import Rules, RunStarted
+from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
+from planner_ext.sk.charging.again import check_same_run, continued_messages
 from planner_ext.sk.charging.nested import (
     Charge,
     ChargedTextCompletion,
+    ParentRun,
     charged,
     current_parent_run,
 )
@@ -45,6 +47,7 @@ from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
+from planner_ext.sk.run.inside import resumed
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
 from planner_ext.sk.run.outcome import refuse_waiting
 from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
@@ -387,17 +390,33 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 if name in kwargs
             }
         )
+        parent = current_parent_run(self._tab)
+        if parent is not None:
+            parent = parent.enter()
+            if (continued := continued_messages(parent.tab, parent.known)) is not None:
+                chat_history.messages[:] = continued
         messages = tuple(
             checked_messages(
                 chat_history.messages, self._options.on_invalid_history, request.kernel
             )
         )
-        context = self._context(request, settings, self._options, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
+        if parent is not None and parent.known:
+            check_same_run(parent.known[0], goal="", messages=messages)
+            return self._continued(
+                chat_history, settings, request, parent, streaming=streaming
+            )
+        context = self._context(
+            request, settings, self._options, streaming=streaming, parent=parent
+        )
         at = context.options.clock.now()
         started = RunStarted(
-            run_id=context.new_run_id(), rules=context.rules(), messages=messages, at=at
+            run_id=context.new_run_id(),
+            rules=context.rules(),
+            messages=messages,
+            guards=context.guards_inside(),
+            at=at,
         )
         return ServiceRun(
             history=chat_history,
@@ -406,6 +425,46 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             new=(started,),
             known=len(messages),
         )
+
+    def _continued(
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        request: ServiceRequest,
+        parent: ParentRun,
+        *,
+        streaming: bool,
+    ) -> ServiceRun:
+        """Continue a run whose function is called again; the history gets what has happened in it so far."""
+        state = fold(parent.known)
+        options = replace(
+            self._options, budget=self._options.bounded(state.rules.limits)
+        )
+        context = self._context(
+            request, settings, options, streaming=streaming, parent=parent
+        )
+        return ServiceRun(
+            history=chat_history,
+            context=context,
+            request=request,
+            new=(),
+            known=len(state.transcript),
+            facts=parent.known,
+            transcript=context.chat.messages(state.transcript),
+        )
+
+    def _looked_at(
+        self,
+        kernel: Kernel,
+        settings: PromptExecutionSettings,
+        *,
+        rules: Rules,
+        parent: ParentRun,
+    ) -> RunContext:
+        """@private Prepare a run inside a call that waits, to check decisions on its calls; it is not driven."""
+        options = replace(self._options, budget=self._options.bounded(rules.limits))
+        request = ServiceRequest(kernel=kernel)
+        return self._context(request, settings, options, streaming=False, parent=parent)
 
     async def _resume(
         self,
@@ -427,8 +486,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             own, budget=limits or own.bounded(loaded.state().rules.limits)
         )
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=limits)
-        context = self._context(request, settings, options, streaming=streaming)
-        new = await context.resumed(given)
+        parent = current_parent_run(self._tab)
+        context = self._context(
+            request, settings, options, streaming=streaming, parent=parent
+        )
+        new = await resumed(context, given)
         state = apply(loaded.state(), new[0])
         return ServiceRun(
             history=chat_history,
@@ -448,6 +510,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         options: CheckedOptions,
         *,
         streaming: bool,
+        parent: ParentRun | None,
     ) -> RunContext:
         behavior = settings.function_choice_behavior
         asks = options.takes_questions and (
@@ -460,7 +523,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             options=options,
             arguments=request.arguments,
             streaming=streaming,
-            parent=current_parent_run(self._tab),
+            parent=parent,
             wrap=charged_service,
             stop=request.stop,
             ask_user=own_function("AskUser") if asks else None,

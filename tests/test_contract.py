@@ -61,9 +61,10 @@ MODULES = {
         ServiceCallError SessionBusyError StoreError ToolExecutionError UnknownRunError WorkerInUseError
         """,
     "planner_ext.events": """
-        AnswerChecked BudgetChanged CallDecided CallFinished CallStarted CallsWithheld Clarified Ended Fact
-        IterationCompleted MessageAdded ModelAsked ModelReplied NestedCallStarted Paused Planned PlannerEvent
-        RequestFailed ResultReady Resumed RunInfo RunStarted SharedBudgetsChecked StopRequested TextDelta
+        AnswerChecked BudgetChanged CallDecided CallFinished CallLeft CallStarted CallsWithheld Clarified
+        Ended Fact HappenedInside IterationCompleted MessageAdded ModelAsked ModelReplied NestedCallStarted
+        Paused Planned PlannerEvent RequestFailed ResultReady Resumed RunInfo RunStarted SharedBudgetsChecked
+        StopRequested TextDelta
         """,
     "planner_ext.iteration": """
         FunctionInvocationIterationContext IterationCallback StopHandle ToolExecution Usage after_seconds all_of at_cost

@@ -31,9 +31,17 @@ from planner_ext.core.errors import (
     shown,
     suggests_names,
 )
-from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
+from planner_ext.core.facts import (
+    CallDecided,
+    Clarified,
+    Fact,
+    ModelReplied,
+    Place,
+    place_of_fact,
+    unwrapped,
+)
 from planner_ext.core.marks import mark_on, markable, put_mark
-from planner_ext.core.state import ASK_USER
+from planner_ext.core.state import ASK_USER, path_of
 from planner_ext.core.values import RequestedCall, frozen
 
 
@@ -317,14 +325,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return value.as_dict() if isinstance(value, DecisionRecord) else dict(value)
-
-
-_ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%/#"})
-
-
-def path_of(call_id: str) -> str:
-    """Write a call's id as a part of a `ToolCall.path`."""
-    return call_id.translate(_ESCAPES)
 
 
 class Interceptor(Protocol):
@@ -625,7 +625,7 @@ class DecisionRecord:
 
     Attributes:
         call: The call's id: within its batch, or in a store as `PendingApproval` names
-            it.
+            it; in a run inside another one, its path: see `ToolCall.path`.
         by: A person, an interceptor or a policy's rule; "" without a name.
         at: In UTC.
         requested: The arguments that were decided on; None if unknown.
@@ -653,27 +653,35 @@ class DecisionRecord:
 def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
     """List the decisions of a run in the order in which they were taken."""
     found: list[DecisionRecord] = []
-    calls: tuple[RequestedCall, ...] = ()
-    before: dict[tuple[int, int], CallDecided] = {}
+    calls: dict[Place, tuple[RequestedCall, ...]] = {}
+    before: dict[tuple[Place, int, int], CallDecided] = {}
     for fact in facts:
-        match fact:
-            case ModelReplied():
-                calls = fact.calls
-            case CallDecided(iteration=iteration, index=index):
-                again = before.get((iteration, index))
-                before[iteration, index] = fact
+        place = place_of_fact(fact)
+        record: DecisionRecord | None = None
+        match unwrapped(fact):
+            case ModelReplied() as reply:
+                calls[place] = reply.calls
+            case CallDecided(iteration=iteration, index=index) as decided:
+                again = before.get((place, iteration, index))
+                before[place, iteration, index] = decided
                 repeated = (
-                    again is not None and replace(again, at=fact.at) == fact
+                    again is not None and replace(again, at=decided.at) == decided
                 )  # by a recovery
-                if (
-                    not repeated
-                    and (record := record_of(fact, calls[index])) is not None
-                ):
-                    found.append(record)
-            case Clarified(answer=str(answer)):
-                found.append(_answer(fact, answer, calls))
+                if not repeated:
+                    record = record_of(decided, calls[place][index])
+            case Clarified(answer=str(answer)) as answered:
+                record = _answer(answered, answer, calls.get(place, ()))
             case _:
                 pass
+        if record is not None and place:
+            around = (
+                calls[place[:depth]][index].id
+                for depth, (_, index, _) in enumerate(place)
+            )
+            names = [*around, record.call]
+            record = replace(record, call="/".join(map(path_of, names)))
+        if record is not None:
+            found.append(record)
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """The calls and questions of a run that wait for a person."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
@@ -11,13 +11,20 @@ from planner_ext.approval.decisions import (
     digest_of,
     fingerprint_of,
     json_object,
-    path_of,
     question_id,
     record_of,
 )
 from planner_ext.core.errors import UnusableCheckpointError, shown
 from planner_ext.core.facts import CallDecided, ModelReplied
-from planner_ext.core.state import ASK_USER, Call, Phase, State
+from planner_ext.core.state import (
+    ASK_USER,
+    Call,
+    OpenRun,
+    Phase,
+    State,
+    open_runs,
+    path_of,
+)
 from planner_ext.core.values import RequestedCall, updated
 
 InDoubt: TypeAlias = Literal["person", "model"]
@@ -36,29 +43,43 @@ def waiting_calls(state: State) -> Mapping[int | None, Call]:
     reply that asks is shown as a call of the function that asks the user, with the
     index None.
     """
-    batch = state.batch
-    if batch is None:
-        if state.reply is None or state.phase is not Phase.PAUSED:
-            return {}
-        return {None: _plain_question(state, state.reply)}
-    if state.ended is not None:
-        return {}
+    paused = state.phase is Phase.PAUSED
     found = dict[int | None, Call]()
-    for index, call in enumerate(batch.calls):
-        fact = call.decided
-        if fact is None or call.answer is not None:
-            continue
-        if call.started and state.phase is Phase.PAUSED:
-            own = fingerprint_of(
-                state.run_id, fact.iteration, fact.call_id, fact.digest, fact.signature
-            )
-            asked = replace(
-                fact, expires_at=None, prompt=IN_DOUBT_PROMPT, fingerprint=own
-            )
-            found[index] = updated(call, decided=asked)
-        elif fact.verdict == "defer":
+    for index, call in questions_of(state):
+        if call.started and paused:
+            found[index] = updated(call, decided=_whether_again(state, call))
+        elif not call.started and (index is not None or paused):
             found[index] = call
     return found
+
+
+def _whether_again(state: State, call: Call) -> CallDecided:
+    """Ask whether a call in doubt is to run again."""
+    fact = call.decided_fact
+    own = fingerprint_of(
+        state.run_id, fact.iteration, fact.call_id, fact.digest, fact.signature
+    )
+    return replace(fact, expires_at=None, prompt=IN_DOUBT_PROMPT, fingerprint=own)
+
+
+def questions_of(state: State) -> Iterator[tuple[int | None, Call]]:
+    """Find the calls of a run about which a question may be open, also while it is driven: see `waiting_calls`.
+
+    A call that is called again raises no question: what waits in it is that of its
+    runs.
+    """
+    batch = state.batch
+    if state.ended is not None:
+        return
+    if batch is None:
+        if state.reply is not None:
+            yield None, _plain_question(state, state.reply)
+        return
+    for index, call in enumerate(batch.calls):
+        deferred = call.decided is not None and call.decided.verdict == "defer"
+        in_doubt = call.started and not call.left
+        if call.answer is None and (deferred or in_doubt):
+            yield index, call
 
 
 def place_of(state: State, call: ToolCall | CallDecided) -> int | None:
@@ -66,17 +87,29 @@ def place_of(state: State, call: ToolCall | CallDecided) -> int | None:
     return None if state.batch is None else call.index
 
 
+def waiting_everywhere(state: State) -> Mapping[str, tuple[OpenRun, Call]]:
+    """Find what waits for a person in a run and in the runs inside it, by path: see `ToolCall.path`."""
+    return {
+        run.path + path_of(call.request.id): (run, call)
+        for run in open_runs(state)
+        for call in waiting_calls(run.state).values()
+    }
+
+
 def pending_calls(state: State) -> tuple[ToolCall, ...]:
-    """List what waits for a person in a run: calls, and questions.
+    """List what waits for a person in a run, and in the runs inside it: calls, and questions.
 
     Raises:
         UnusableCheckpointError: If a question expires at a time that no calendar has.
     """
-    return tuple(shown_call(state, call) for call in waiting_calls(state).values())
+    return tuple(
+        shown_call(run.state, call, path)
+        for path, (run, call) in waiting_everywhere(state).items()
+    )
 
 
-def shown_call(state: State, call: Call) -> ToolCall:
-    """Show one of a run's `waiting_calls` as a person sees it.
+def shown_call(state: State, call: Call, path: str) -> ToolCall:
+    """Show one of a run's `waiting_calls` as a person sees it, at its path.
 
     Raises:
         UnusableCheckpointError: As `pending_calls`.
@@ -85,7 +118,7 @@ def shown_call(state: State, call: Call) -> ToolCall:
     *plugin, function = fact.function.split("-", maxsplit=1)
     return ToolCall(
         id=fact.call_id,
-        path=path_of(fact.call_id),
+        path=path,
         kind="question" if fact.kind == "question" else "function",
         plugin_name="".join(plugin),
         function_name=function,
@@ -118,9 +151,9 @@ def _expiry(at: float | None) -> datetime | None:
 
 def only_asks(state: State) -> bool:
     """Return whether a run waits for answers alone, and for no decision on a call."""
-    waiting = waiting_calls(state).values()
     return state.phase is Phase.PAUSED and all(
-        call.decided_fact.kind == "question" for call in waiting
+        call.decided_fact.kind == "question"
+        for _, call in waiting_everywhere(state).values()
     )
 
 

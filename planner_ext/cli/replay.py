@@ -176,7 +176,7 @@ class _ReplayedRun(CliRun):
             for fact in self._recorded
             if isinstance(fact, Clarified)
         }
-        facts = {call.id: answered.get(call.prompt) for call in result.pending}
+        facts = {call.path: answered.get(call.prompt) for call in result.pending}
         return {
             name: Supply(fact.answer, by=fact.by)
             for name, fact in facts.items()

@@ -29,7 +29,7 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
-from planner_ext.approval.waiting import waiting_calls
+from planner_ext.approval.waiting import waiting_everywhere
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.command import ExitCode
 from planner_ext.cli.kernels import (
@@ -307,7 +307,7 @@ class CliRun:
         if decision is None:
             return None
         try:
-            return self.resume(result, {call.id: decision})
+            return self.resume(result, {call.path: decision})
         except DecisionRefusedError as error:
             self.prompt.refuse(call, decision, str(error))
             return self.resume(result, {})
@@ -371,16 +371,12 @@ class CliRun:
 
 def _is_approved_already(call: ToolCall, result: Result) -> bool:
     """Whether an approval for the rest of the run, given later, covers this call."""
-    state = result.checkpoint.state()
-    fact = next(
-        one.decided_fact
-        for one in waiting_calls(state).values()
-        if one.request.id == call.id
-    )
+    run, waiting = waiting_everywhere(result.checkpoint.state())[call.path]
+    fact = waiting.decided_fact
     keys = sticky_keys(
         fact.function, fact.digest, fact.signature, source=fact.source, roles=fact.roles
     )
-    return not state.sticky.isdisjoint(keys.values())
+    return not run.state.sticky.isdisjoint(keys.values())
 
 
 def _is_unusable(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from planner_ext.core.machine import (
     RunCalls,
     next_action,
 )
-from planner_ext.core.state import State
+from planner_ext.core.state import Call, State, name_inside
 from planner_ext.core.values import Message, Usage, updated
 
 _CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
@@ -74,8 +74,41 @@ def current_tab() -> "Tab | None":
     return _CURRENT.get()
 
 
+class CallWaits(BaseException):
+    """A run in a call's function waits for a person: this leaves the function, which is called again later.
+
+    Not an ``Exception``, so that code between does not take it for a failure. Code that
+    suppresses it changes nothing: the call has no result while a run in it waits.
+    """
+
+
 class CallRecorder(Protocol):
-    """Records what running calls are about to do."""
+    """Records what running calls are about to do, and what happens in the runs inside them."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a store keeps what is recorded."""
+        ...
+
+    def records(self, tab: "Tab", /) -> bool:
+        """Return whether what happens in this context, inside a call, can be recorded as it happens."""
+        ...
+
+    def facts_inside(self, tab: "Tab", run: int, /) -> list[Fact]:
+        """List what has happened in a run of a call so far."""
+        ...
+
+    async def happened(
+        self,
+        tab: "Tab",
+        run: int,
+        fact: Fact,
+        applied: Callable[[], None],
+        *,
+        streamed: bool,
+    ) -> None:
+        """Record what happened in a run of a call; ``applied`` takes it in there, with nothing in between."""
+        ...
 
     async def restart(self, tab: "Tab", /) -> bool:
         """Record one more start of a call; return False if it may not start."""
@@ -93,6 +126,8 @@ class Tab:
         closed: Whether the call has ended: nothing more may be taken.
         around, names_in: Set by the adapters: what they know of the run, and the
             functions whose calls or results messages have.
+        when_quiet: Called when a run of the call has come to its pause or end.
+        unrendered: Whether its next run is continued without rendering its prompt again.
     """
 
     def __init__(
@@ -114,6 +149,9 @@ class Tab:
         self._taken: Usage | None = None
         self._expected: dict[object, Usage] = {}
         self.runs: list[Account] = []
+        self.when_quiet: list[Callable[[], None]] = []
+        self._numbered = 0
+        self.unrendered = False
 
     def __enter__(self) -> Self:
         self._before = _CURRENT.set(self)
@@ -127,13 +165,83 @@ class Tab:
             self.closed = True
 
     @property
+    def call(self) -> Call:
+        """The call, as its run has it now."""
+        batch = self.account.state.batch
+        assert batch is not None, "a call that runs is in the open batch"
+        return batch.calls[self.index]
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether a run in the call may wait for a person: this function, and all around it, may be called again."""
+        within = self.account.within
+        return (
+            not self.closed
+            and self.call.decided_fact.nested
+            and self._recorder.records(self)
+            and (within is None or within.can_wait)
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a store keeps what happens in the runs of the call."""
+        return self._recorder.is_kept
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run of the call is driven."""
+        return any(run.is_driven for run in self.runs)
+
+    def enter(self) -> int | None:
+        """Number a run that the call's function makes; None if what happens in it cannot be recorded as it happens.
+
+        Where the function is called again, its runs get their numbers again, in order.
+        """
+        if self.closed or not self._recorder.records(self):
+            return None
+        with self.account.lock:
+            number = max(self._numbered, self.call.entered)
+            self._numbered = number + 1
+            return number
+
+    def begun(self) -> Fact | None:
+        """Return the first fact of the run that the function, called again, makes next; None for a new run."""
+        if self.closed or not self._recorder.records(self):
+            return None
+        call = self.call
+        number = max(self._numbered, call.entered)
+        known = self.facts_of(number) if number < len(call.runs) else ()
+        return known[0] if known else None
+
+    def name_of(self, run: int) -> str:
+        """Name a run of the call."""
+        return name_inside(self.account.state, self.index, run)
+
+    def facts_of(self, run: int) -> list[Fact]:
+        """List what has happened in a run of the call so far."""
+        return self._recorder.facts_inside(self, run)
+
+    async def happened(
+        self,
+        run: int,
+        fact: Fact,
+        applied: Callable[[], None],
+        *,
+        streamed: bool = True,
+    ) -> None:
+        """Record what happened in a run of the call in the runs around; see `CallRecorder.happened`."""
+        await self._recorder.happened(self, run, fact, applied, streamed=streamed)
+
+    @property
     def spent(self) -> Usage | None:
-        """What the call has spent, for `CallFinished`."""
-        return None if self._taken is None and not self.runs else self.taken
+        """What the call has spent besides what its runs have recorded, as `CallFinished` has it; None for nothing."""
+        taken = self.taken
+        unknown = self._taken is None and all(run.is_recorded for run in self.runs)
+        return None if unknown and taken == Usage() else taken
 
     @property
     def taken(self) -> Usage:
-        """What was taken so far, requests under way included."""
+        """What was taken so far and is not recorded, including requests that are under way."""
         with self.account.lock:
             taken = self._taken or Usage()
             for usage in self._expected.values():
@@ -215,8 +323,9 @@ class Tab:
 
     async def _record(self, function: str | None) -> None:
         await self._recorder.record(self, function)
-        if self.account.within is not None:
-            await self.account.within._record(function)
+        within = self.account.within
+        if within is not None and not self.account.is_recorded:
+            await within._record(function)
 
     def take_call(self, function: str) -> str | None:
         """Take the start of a function, or name the limit that forbids it."""
@@ -248,9 +357,11 @@ class Account:
     """What one run may still spend.
 
     A run and those inside have one lock. None for ``shared`` takes the budgets of the
-    run around.
+    run around. Where
+    it ``is_recorded``, the run around records what happens in it, and charges it.
 
     Attributes:
+        is_driven: Whether the run is between its opening and its pause or end.
         held: Round trips that the run keeps for its answer.
         tabs: Of the calls whose end is not recorded, by index.
     """
@@ -261,7 +372,11 @@ class Account:
         within: Tab | None,
         lock: AbstractContextManager[object],
         shared: SharedBudgets | None = None,
+        *,
+        is_recorded: bool = False,
     ) -> None:
+        self.is_recorded = is_recorded
+        self.is_driven = False
         self.shared = (
             within.account.shared if shared is None and within is not None else shared
         )
@@ -281,14 +396,19 @@ class Account:
         """The run's current state."""
         return self._state()
 
-    def open(self) -> str | None:
-        """Begin to take from the call around, or name the limit that forbids the first request."""
+    def open(self, *, continues: bool = False) -> str | None:
+        """Begin to take from the call around, or name the limit that forbids the first request.
+
+        A run that continues ends by itself where nothing is left.
+        """
         if self.within is None:
             return None
         with self.lock:
-            if (limit := self.within.left().used_up()) is None:
+            limit = None if continues else self.within.left().used_up()
+            if limit is None:
                 self._before = self.state.usage
                 self.held = self.state.rules.limits.iterations_kept
+                self.is_driven = True
                 self.within.runs.append(self)
             return limit
 
@@ -296,6 +416,10 @@ class Account:
         """Release what is held."""
         with self.lock:
             self.held = self._under_way = 0
+            self.is_driven = False
+        if self.within is not None:
+            for call in self.within.when_quiet:
+                call()
 
     def decide(self, state: State) -> Action | None:
         """Decide what to do next, and take what it needs from the call around."""
@@ -380,9 +504,14 @@ class Account:
             return set(self.state.usage.calls_by_function).union(*taken)
 
     def total(self) -> Usage:
-        """Compute what the run has spent since it was opened, with what is under way."""
+        """Compute what the run has spent since it was opened, with what is under way.
+
+        Where the run around records it, only what is not recorded yet.
+        """
         state = self.state
-        spent = Usage() + state.usage - self._before + self._open(state)[0]
+        spent = self._open(state)[0]
+        if not self.is_recorded:
+            spent = Usage() + state.usage - self._before + spent
         spent = updated(spent, active_seconds=0.0)  # the run around measures it
         waits = (
             self._under_way and state.usage.iterations == self._charged

@@ -292,7 +292,9 @@ class CallDecided(CallFact):
         sticky: Whether the same question about this function, or with these arguments
             alone, is answered so for the rest of the run.
         person: Whether a person decided, on what they were shown.
-        nested: Whether the function is a planner.
+        nested: Whether the function may be called again where a run in it waits or was
+            lost: a planner, a prompt, an agent, or one that is declared idempotent or
+            keyed.
         approved: Whether an interceptor, a policy or a person let the call run; False
             if none objected. With the verdict ``defer``, others are still asked.
         source: Digest of what asked, to which a sticky approval binds.
@@ -407,6 +409,51 @@ class CallFinished(CallFact):
     cut: Cut | None = None
     at: float
     type: Literal["CallFinished"] = "CallFinished"
+
+
+@frozen
+class CallLeft(CallFact):
+    """A running function was left without a result: a run in it waits, or its process ended. It is called again later.
+
+    Attributes:
+        iteration, index, call_id, function: As in `CallStarted`.
+        spent: What the function used since it was called, besides the runs in it, which
+            charge it as they happen. None means that it is not known: what the call
+            recorded before it happened is charged.
+    """
+
+    spent: Usage | None = None
+    at: float
+    type: Literal["CallLeft"] = "CallLeft"
+
+
+@frozen
+class HappenedInside(EventLine):
+    """Something happened in a run that the function of a call makes; recorded as it happens, the outermost run first.
+
+    Attributes:
+        iteration: The iteration of the running call.
+        index: Its index in the batch.
+        run: Which run of the call it is, from 0.
+        fact: What happened; itself a `HappenedInside` for a run in that run.
+    """
+
+    iteration: int
+    index: int
+    run: int = 0
+    fact: "Fact"
+    type: Literal["HappenedInside"] = "HappenedInside"
+
+    @property
+    def at(self) -> float:
+        """When it happened."""
+        return self.fact.at
+
+    def __str__(self) -> str:
+        line = (
+            f"HappenedInside iteration={self.iteration} index={self.index}: {self.fact}"
+        )
+        return line if len(line) <= LINE_WIDTH else f"{line[: LINE_WIDTH - 1]}…"
 
 
 @frozen
@@ -544,7 +591,7 @@ class Ended(EventLine):
     type: Literal["Ended"] = "Ended"
 
 
-Fact: TypeAlias = (
+PlainFact: TypeAlias = (
     RunStarted
     | Planned
     | MessageAdded
@@ -556,6 +603,7 @@ Fact: TypeAlias = (
     | CallStarted
     | NestedCallStarted
     | CallFinished
+    | CallLeft
     | Clarified
     | IterationCompleted
     | AnswerChecked
@@ -566,13 +614,38 @@ Fact: TypeAlias = (
     | Resumed
     | Ended
 )
-"""Everything that can happen in a run."""
+"""Everything that can happen in a run itself."""
+
+Fact: TypeAlias = PlainFact | HappenedInside
+"""Everything that can happen in a run, and in the runs inside it."""
+
+
+Place: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Where a run inside is made: the iteration, index and run of each call around it, the
+outermost first; empty for the outermost run itself."""
+
+
+def unwrapped(fact: Fact) -> PlainFact:
+    """Return what happened, in whichever run inside."""
+    while isinstance(fact, HappenedInside):
+        fact = fact.fact
+    return fact
+
+
+def place_of_fact(fact: Fact) -> Place:
+    """Return in which run inside something happened."""
+    place: list[tuple[int, int, int]] = []
+    while isinstance(fact, HappenedInside):
+        place.append((fact.iteration, fact.index, fact.run))
+        fact = fact.fact
+    return tuple(place)
 
 
 def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
     """Return what a fact charges to its run, without what a running call recorded before it happened.
 
-    Without rules a plan request is charged, too, as shared budgets do.
+    Without rules a plan request is charged, too, as shared budgets do. The time of a
+    run inside is measured by the run around.
     """
     match fact:
         case Planned() | ModelReplied() | RequestFailed() | Clarified():
@@ -585,10 +658,12 @@ def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
             )
         case CallStarted(function=function):
             return updated(NOTHING, tool_calls=1, calls_by_function={function: 1})
-        case CallFinished(spent=Usage() as spent):
+        case CallFinished(spent=Usage() as spent) | CallLeft(spent=Usage() as spent):
             return spent
         case IterationCompleted() | BudgetChanged() | Paused() | Ended():
             return Usage(active_seconds=fact.seconds)
+        case HappenedInside():
+            return updated(cost_of(unwrapped(fact)), active_seconds=0.0)
         case _:
             return NOTHING
 

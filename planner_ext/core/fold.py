@@ -11,7 +11,14 @@ from typing import Any, TypeAlias
 from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.results import Cut, cut_text, name_of_result
-from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
+from planner_ext.core.state import (
+    TRANSITIONS,
+    Batch,
+    Call,
+    Phase,
+    State,
+    name_inside,
+)
 from planner_ext.core.values import (
     NOTHING,
     CallResult,
@@ -39,6 +46,9 @@ def cut_short_text(finish_reason: str | None, text: str) -> str:
 _KEEPS_INTENT = frozenset({"CallDecided", "IterationCompleted"})
 """Facts that a store may write with the next ones: they do not announce a request, and
 leave `State.intent` as it is."""
+
+_MOST_AT_ONCE = 1000
+"""How many runs of one call may begin before an earlier one of it has."""
 
 _Changes: TypeAlias = dict[str, Any]
 
@@ -231,12 +241,11 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
         fact,
         "it is decided already",
     )
-    usage = state.usage + call.recorded
+    usage = state.usage + _charge(state, fact)
     changes = _Changes()
-    if call.started and call.decided is not None and fact.verdict == "run":
-        usage -= _start_of(call.decided)  # charged once, however often its process died
+    if _runs_again(call, fact):
         changes["calls_by_digest"] = state.calls_by_digest.plus(
-            call.decided.counted_as, -1
+            call.decided_fact.counted_as, -1
         )
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
@@ -247,7 +256,13 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
             state, fact.iteration, fact.index, fact.answer, fact.cut
         )
     call = updated(
-        call, decided=fact, starts=0, recorded=NOTHING, answer=answer, erred=erred
+        call,
+        decided=fact,
+        starts=0,
+        recorded=NOTHING,
+        answer=answer,
+        erred=erred,
+        left=False,
     )
     changes.update(_settled(state, _with_call(batch, fact.index, call), usage))
     if state.final_answer is None:
@@ -282,13 +297,12 @@ def sticky_keys(
 
 def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
     batch = state.batch
-    usage = state.usage
     for index in fact.indexes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
-        usage += call.recorded
         batch = _with_call(batch, index, updated(call, answer=fact.answer))
     assert batch is not None, "a journal that withholds calls has a batch open"
+    usage = state.usage + _charge(state, fact)
     return {"limit": state.limit or fact.limit, **_settled(state, batch, usage)}
 
 
@@ -309,14 +323,18 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     return {
         "usage": _charged(state, fact),
         "calls_by_digest": state.calls_by_digest.plus(call.decided.counted_as, 1),
-        "batch": _with_call(batch, fact.index, updated(call, starts=fact.attempt)),
+        "batch": _with_call(
+            batch,
+            fact.index,
+            updated(call, starts=fact.attempt, entered=len(call.runs), left=False),
+        ),
     }
 
 
 def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    usage = state.usage + call.recorded if fact.spent is None else _charged(state, fact)
+    usage = state.usage + _charge(state, fact)
     answer = fact.result
     changes = _Changes()
     if fact.cut is not None:
@@ -331,6 +349,40 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
         ending = f"A filter asked to end the run after {fact.function}."
     changes.update(_settled(state, _with_call(batch, fact.index, call), usage, ending))
     return changes
+
+
+def _call_left(state: State, fact: facts.CallLeft) -> _Changes:
+    """Charge what a function used that is called again, but for the runs in it."""
+    batch, call = _named_call(state.batch, fact, fact.index)
+    _require(call.is_open, fact, "it cannot be left")
+    started = () if fact.spent is None else fact.spent.calls_by_function
+    left = updated(call, recorded=NOTHING, inside=call.inside.union(started), left=True)
+    return {
+        "usage": state.usage + _charge(state, fact),
+        "batch": _with_call(batch, fact.index, left),
+    }
+
+
+def _happened_inside(state: State, fact: facts.HappenedInside) -> _Changes:
+    """Take in what happened in a run that a call's function makes: it charges this run, too."""
+    batch, call = _named_call(state.batch, fact, fact.index)
+    _require(call.started and call.answer is None, fact, "it is not running")
+    runs = call.runs
+    _require(0 <= fact.run < len(runs) + _MOST_AT_ONCE, fact, "no such run")
+    runs += (State(),) * (fact.run + 1 - len(runs))
+    run = apply(runs[fact.run], fact.fact)
+    named = run.run_id == name_inside(state, fact.index, fact.run)
+    _require(named, fact, "the run has another name")
+    charge = _charge(state, fact)
+    call = updated(
+        call,
+        runs=(*runs[: fact.run], run, *runs[fact.run + 1 :]),
+        inside=call.inside.union(charge.calls_by_function),
+    )
+    return {
+        "usage": state.usage + charge,
+        "batch": _with_call(batch, fact.index, call),
+    }
 
 
 def _cut(
@@ -365,6 +417,7 @@ _NamesCalls: TypeAlias = (
     | facts.Clarified
     | facts.ModelAsked
     | facts.NestedCallStarted
+    | facts.HappenedInside
 )
 
 
@@ -591,6 +644,8 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
     "CallStarted": _call_started,
     "NestedCallStarted": _nested_call_started,
     "CallFinished": _call_finished,
+    "CallLeft": _call_left,
+    "HappenedInside": _happened_inside,
     "Clarified": _clarified,
     "IterationCompleted": _iteration_completed,
     "AnswerChecked": _answer_checked,
@@ -605,6 +660,32 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
 
 def _charged(state: State, fact: facts.Fact) -> Usage:
     return state.usage + facts.cost_of(fact, state.rules)
+
+
+def _charge(state: State, fact: facts.Fact) -> Usage:
+    """Return what a fact charges in a state: its cost, and what its calls have recorded before it happened."""
+    calls = () if state.batch is None else state.batch.calls
+    match fact:
+        case facts.HappenedInside():
+            runs = calls[fact.index].runs
+            run = runs[fact.run] if fact.run < len(runs) else State()
+            return updated(_charge(run, fact.fact), active_seconds=0.0)
+        case facts.CallDecided():
+            call = calls[fact.index]
+            if not _runs_again(call, fact):
+                return call.recorded
+            return call.recorded - _start_of(call.decided_fact)
+        case facts.CallsWithheld():
+            return sum((calls[index].recorded for index in fact.indexes), NOTHING)
+        case facts.CallFinished(spent=None) | facts.CallLeft(spent=None):
+            return calls[fact.index].recorded
+        case _:
+            return facts.cost_of(fact, state.rules)
+
+
+def _runs_again(call: Call, decided: facts.CallDecided) -> bool:
+    """Return whether a call that had started is to run again: it is charged once, however often its process died."""
+    return call.started and call.decided is not None and decided.verdict == "run"
 
 
 def _start_of(decided: facts.CallDecided) -> Usage:

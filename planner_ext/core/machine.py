@@ -26,6 +26,9 @@ from planner_ext.core.values import Status, frozen
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that started and was not seen to finish."""
 
+ENDED_WAITING = "Ended while it waited for a person's decision."
+"""What the model reads of a function in which a run waited when its own run ended."""
+
 NO_MORE_QUESTIONS = (
     "Not asked: no further questions are answered. Go on with what you know."
 )
@@ -77,7 +80,10 @@ class ReviewCalls:
 
 @frozen
 class RunCalls:
-    """Run these calls of the open batch, each to its end, also where one fails."""
+    """Run these calls of the open batch, each to its end or until it waits, also where one fails.
+
+    Calls that have started are called again.
+    """
 
     iteration: int
     indexes: tuple[int, ...]
@@ -425,6 +431,13 @@ def _continue_batch(state: State, left: Left) -> Action:
     """Decide how a decided batch continues: it is returned, withheld, run, or waits."""
     batch = state.batch
     assert batch is not None
+    entered = [
+        index
+        for index, call in enumerate(batch.calls)
+        if call.left and call.answer is None
+    ]
+    if entered:
+        return _continue_inside(state, left, batch, entered)
     if (reason := _returned(state, batch)) is not None and state.stopping is None:
         return Finish(status="stopped", reason=reason, returned=True)
     if state.final_answer is not None:
@@ -439,6 +452,31 @@ def _continue_batch(state: State, left: Left) -> Action:
     if ready and (
         len(ready) == batch.unanswered or state.rules.on_deferred == "run_safe_first"
     ):
+        return _start(state, left, batch, ready)
+    return _put_questions(state, left, batch) or Pause()
+
+
+def _continue_inside(
+    state: State, left: Left, batch: Batch, entered: list[int]
+) -> Action:
+    """Decide how a batch continues with calls that were left, and are called again: see `CallLeft`.
+
+    A run in them that waits for nobody goes on, also where a limit of this run is
+    reached or it stops: the run inside then ends by itself.
+    """
+    runs = tuple(i for i in entered if not batch.calls[i].waits_inside)
+    if runs:
+        return RunCalls(iteration=batch.iteration, indexes=runs)
+    why = state.ending if state.stopping is None else state.stopping
+    if why is not None:
+        return WithholdCalls(
+            iteration=batch.iteration,
+            indexes=tuple(entered),
+            answer=f"{ENDED_WAITING} {why}".rstrip(),
+            limit=None,
+        )
+    ready = _ready(batch)
+    if ready and state.rules.on_deferred == "run_safe_first":
         return _start(state, left, batch, ready)
     return _put_questions(state, left, batch) or Pause()
 

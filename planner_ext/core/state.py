@@ -7,7 +7,7 @@ plain reply becomes a question if a clarifier can be shown it, or if it reads as
 cannot be the answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -16,7 +16,10 @@ from planner_ext.core.facts import (
     AnswerChecked,
     CallDecided,
     Ended,
+    Fact,
+    HappenedInside,
     ModelReplied,
+    Place,
     Rules,
     SharedBudgetsChecked,
 )
@@ -27,6 +30,7 @@ from planner_ext.core.values import (
     Tally,
     TranscriptItem,
     Usage,
+    frozen,
 )
 
 
@@ -56,6 +60,11 @@ class Call:
         asked: Whether it is a question that the clarifier left open.
         recorded: What its function recorded before it happened.
         inside: The functions whose results may be part of its own.
+        runs: The runs that its function has made, in order; one that has not begun is a
+            new `State`.
+        entered: How many of them were made before its last start; the others continue
+            where its function is called again.
+        left: Whether its function was left without a result, and is called again.
     """
 
     request: RequestedCall
@@ -66,11 +75,29 @@ class Call:
     asked: bool = False
     recorded: Usage = NOTHING
     inside: frozenset[str] = frozenset()
+    runs: "tuple[State, ...]" = ()
+    entered: int = 0
+    left: bool = False
 
     @property
     def started(self) -> bool:
         """Whether it was started since it was decided."""
         return self.starts > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was started, has no result yet, and may be called again to get it: the runs in it go on."""
+        return (
+            self.starts > 0
+            and self.answer is None
+            and self.decided is not None
+            and self.decided.nested
+        )
+
+    @property
+    def waits_inside(self) -> bool:
+        """Whether a run that its function has made waits for a person."""
+        return any(run.phase is Phase.PAUSED for run in self.runs)
 
     @property
     def decided_fact(self) -> CallDecided:
@@ -181,6 +208,8 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.CALLING, "CallsWithheld"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "CallStarted"): (_P.CALLING,),
     (_P.CALLING, "NestedCallStarted"): (_P.CALLING,),
+    (_P.CALLING, "HappenedInside"): (_P.CALLING,),
+    (_P.CALLING, "CallLeft"): (_P.CALLING,),
     (_P.CALLING, "CallFinished"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "Clarified"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "Paused"): (_P.PAUSED,),
@@ -195,6 +224,76 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.ENDED, "Resumed"): (_P.PLANNING, _P.ASKING, _P.REVIEWING),
 }
 """Which facts may happen in a phase, and which phases they may lead to."""
+
+
+_ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%/#"})
+
+
+def path_of(call_id: str) -> str:
+    """Write a call's id as a part of a path: see `planner_ext.approval.decisions.ToolCall.path`."""
+    return call_id.translate(_ESCAPES)
+
+
+def name_inside(state: State, index: int, run: int) -> str:
+    """Name a run that the function of a call makes: the same in every process."""
+    assert state.batch is not None, "a call runs in the open batch"
+    call_id = path_of(state.batch.calls[index].request.id)
+    return f"{state.run_id}/{state.batch.iteration}/{call_id}{_number(run)}"
+
+
+def _number(run: int) -> str:
+    return f"#{run}" if run else ""
+
+
+@frozen
+class OpenRun:
+    """A run that has not ended, and where it is made.
+
+    Attributes:
+        state: The run.
+        path: The calls around it, from the outermost run in, each followed by a ``/``;
+            "" of the outermost run.
+        place: The same calls as the journal names them.
+    """
+
+    state: State
+    path: str = ""
+    place: Place = ()
+
+    def wrapped(self, fact: Fact) -> Fact:
+        """Write a fact of this run as one of the outermost run."""
+        for iteration, index, run in reversed(self.place):
+            fact = HappenedInside(iteration=iteration, index=index, run=run, fact=fact)
+        return fact
+
+
+def run_at(state: State, place: Place) -> State | None:
+    """Return the run at a place in a run, if the calls around it are still open; else None."""
+    for iteration, index, number in place:
+        batch = state.batch
+        if batch is None or batch.iteration != iteration:
+            return None
+        call = batch.calls[index]
+        if call.answer is not None or number >= len(call.runs):
+            return None
+        state = call.runs[number]
+    return state
+
+
+def open_runs(state: State, path: str = "", place: Place = ()) -> Iterator[OpenRun]:
+    """List a run, and the runs in its open calls that have not ended, at every depth; each after the one around it."""
+    yield OpenRun(state=state, path=path, place=place)
+    batch = state.batch
+    if batch is None or state.ended is not None:
+        return
+    for index, call in enumerate(batch.calls):
+        if not call.is_open:
+            continue
+        begun = path + path_of(call.request.id)
+        for number, run in enumerate(call.runs):
+            if number >= call.entered and run.phase not in (_P.NEW, _P.ENDED):
+                inside = (*place, (batch.iteration, index, number))
+                yield from open_runs(run, f"{begun}{_number(number)}/", inside)
 
 
 ASK_USER = "UserInteraction-AskUser"

@@ -306,7 +306,8 @@ class ResolvedCall:
         converted: Their JSON text; None if equivalent to the model's.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a
             ``final_answer`` or ``question``.
-        nested: Whether the function is a planner.
+        nested: Whether the function may be called again where a run in it waits: see
+            `planner_ext.core.facts.CallDecided.nested`.
         threaded: Whether the function is synchronous, and runs in a thread.
         said: The arguments that differ from the parameters' defaults; None if all do.
     """

@@ -10,11 +10,15 @@ from typing import Self
 
 from planner_ext.core.facts import (
     CallFinished,
+    CallLeft,
     CallStarted,
     Ended,
     Fact,
     ModelReplied,
+    Place,
     Planned,
+    place_of_fact,
+    unwrapped,
 )
 from planner_ext.core.machine import (
     AddMessage,
@@ -23,6 +27,7 @@ from planner_ext.core.machine import (
     WithholdCalls,
     next_action,
 )
+from planner_ext.core.state import OpenRun, State, run_at
 from planner_ext.core.values import Usage
 from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.writer import JournalWriter
@@ -155,13 +160,14 @@ class DrivenStore:
     """Records a driven run's facts while its calls may start; implements `planner_ext.engine.ports.RunStore`.
 
     Attributes:
-        calls: Those in flight, each as its iteration and index.
+        calls: Those in flight, each as the place of its run, its iteration and index;
+            without those in which a run has begun that is recorded here.
         text: That of the last streamed reply.
     """
 
     def __init__(self, writer: JournalWriter, driven: DrivenRuns) -> None:
         self.writer = writer
-        self.calls: set[tuple[int, int]] = set()
+        self.calls: set[tuple[Place, int, int]] = set()
         self.text = ArrivingText(place=-1)
         self._driven = driven
         self._ends = False
@@ -191,12 +197,21 @@ class DrivenStore:
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Record facts; cancelled if a call may not start now."""
+        happened = [(place_of_fact(fact), unwrapped(fact)) for fact in facts]
         new = {
-            (fact.iteration, fact.index)
-            for fact in facts
+            (place, fact.iteration, fact.index)
+            for place, fact in happened
             if isinstance(fact, CallStarted)
         } - self.calls
-        if new:  # a call that starts again is in flight already
+        place, _ = happened[-1]
+        if (
+            place
+        ):  # its run can be left at any time, so the call around it is not in flight
+            iteration, index, _ = place[-1]
+            self.calls.discard((place[:-1], iteration, index))
+        if new and not (
+            place and self.calls
+        ):  # a call that starts again is in flight already
             await self._until_allowed()
         self.calls |= new
         self._ends = isinstance(facts[-1], Ended)
@@ -208,22 +223,29 @@ class DrivenStore:
             raise
         finally:
             self.calls -= {
-                (fact.iteration, fact.index)
-                for fact in facts
-                if isinstance(fact, CallFinished)
+                (place, fact.iteration, fact.index)
+                for place, fact in happened
+                if isinstance(fact, CallFinished | CallLeft)
             }
             if any(
                 isinstance(fact, ModelReplied | Planned | CallFinished)
-                for fact in facts
+                for _, fact in happened
             ):
                 self._driven.together(self.writer.run_id)
-        if self.leaves():
+        if self.leaves(place):
+            run = OpenRun(
+                state=run_at(self.writer.state, place) or State(), place=place
+            )
             unsent = lost_request(
-                self.writer.state, at=facts[-1].at
+                run.state, at=facts[-1].at
             )  # else the next activation would charge it
             if unsent:
                 free = [
-                    replace(fact, reason="Not sent: the worker leaves.", usage=Usage())
+                    run.wrapped(
+                        replace(
+                            fact, reason="Not sent: the worker leaves.", usage=Usage()
+                        )
+                    )
                     for fact in unsent
                 ]
                 await self.writer.append(run_id, seq + len(facts), free)
@@ -241,11 +263,16 @@ class DrivenStore:
         self.text.pieces.append(event)
         self._driven.tell_readers(self.writer.run_id)
 
-    def leaves(self) -> bool:
-        """Whether the worker drains, and the run would now start new work."""
+    def leaves(self, place: Place = ()) -> bool:
+        """Whether the worker drains, and a run, or the one inside it at a place, is about to start new work.
+
+        None of its calls is in flight then. A request that another run inside it has
+        sent is charged, and sent again.
+        """
         if not self._driven.is_draining or self.calls:
             return False
-        action = next_action(self.writer.state)
+        run = run_at(self.writer.state, place)
+        action = None if run is None else next_action(run)
         return action is not None and not isinstance(action, _BOOKKEEPING)
 
     def abandon(self) -> None:

@@ -26,7 +26,7 @@ from planner_ext.approval.waiting import shown_call
 from planner_ext.core.errors import InvalidJournalError, described, reading, shown
 from planner_ext.core.facts import Fact
 from planner_ext.core.fold import fold
-from planner_ext.core.state import ASK_USER, Call, State
+from planner_ext.core.state import ASK_USER, Call, OpenRun, State, path_of
 from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
@@ -193,10 +193,12 @@ _STORED = (*_TEXTS, "kind", "arguments", "iteration", "roles", "in_doubt", "para
 """What a row holds of a call as JSON."""
 
 
-def call_values(state: State, call: Call) -> dict[str, Any]:
+def call_values(run: OpenRun, call: Call) -> dict[str, Any]:
     """Convert a call that waits to the JSON values of its row; see `read_approval`."""
-    shown = shown_call(state, call)
+    shown = shown_call(run.state, call, run.path + path_of(call.request.id))
     values = {name: shown[name] for name in _STORED}
+    if run.place:
+        values["run_id"] = run.state.run_id
     if call.decided_fact.approved and not call.started:
         values["further"] = call.decided_fact.source  # others have approved it
     return values
@@ -218,12 +220,17 @@ def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     """Build a call's id across all runs, escaped as in JSON.
 
     Some models put whole signatures in their call ids: what is too long for a key is
-    cut and ends in a digest.
+    cut and ends in a digest. So is the name of a run inside another one.
     """
-    name = json.dumps(call_id)[1:-1]
-    if len(name) > _LONGEST_NAME:
-        name = f"{name[:_LONGEST_NAME]}~{sha256(name.encode()).hexdigest()}"
-    return f"{run_id}/{iteration}/{name}"
+    name = json.dumps(path_of(call_id))[1:-1]
+    run = json.dumps(run_id)[1:-1] if "/" in run_id else run_id
+    return f"{_cut(run)}/{iteration}/{_cut(name)}"
+
+
+def _cut(name: str) -> str:
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}~{sha256(name.encode()).hexdigest()}"
 
 
 def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fact, ...]:
@@ -309,8 +316,10 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         digest = digest_of(function, arguments)
         if "further" in call:
             digest = further_digest(digest, call.pop("further"), roles)
+        run = str(call.pop("run_id", run_id))  # of a run inside, its own name
+        within = run == run_id or run.startswith(f"{run_id}/")
         asked = fingerprint_of(
-            str(run_id), call["iteration"], call["id"], digest, call["signature"]
+            run, call["iteration"], call["id"], digest, call["signature"]
         )
         # only the fingerprint is proof, so a question must have the function name of a question, too
         is_question = call.get("kind") == "question" and function == ASK_USER
@@ -335,7 +344,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             else _decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
         )
-    if fingerprint != asked:
+    if fingerprint != asked or not within:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
             "Cancel the run, or restore the store from a backup."

@@ -19,7 +19,7 @@ from planner_ext.approval.decisions import (
     hooks_of,
 )
 from planner_ext.approval.guards import guard_name, hook_names
-from planner_ext.approval.waiting import waiting_calls
+from planner_ext.approval.waiting import waiting_everywhere
 from planner_ext.core.errors import EndedRunError, not_answered, shown, way_out
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
@@ -473,7 +473,7 @@ class RunsClient:
         stored = await self._store.load(run_id)
         state = fold_journal(run_id, stored.facts)
         approvals = self.approvals()
-        waiting = waiting_calls(state)
+        waiting = waiting_everywhere(state)
         pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
         return _result_of(stored.record, state, pending)
 

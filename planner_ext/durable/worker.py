@@ -49,7 +49,7 @@ from planner_ext.core.errors import (
     UnansweredRunError,
     described,
 )
-from planner_ext.core.facts import CallFinished, ModelReplied, Planned
+from planner_ext.core.facts import CallFinished, ModelReplied, Planned, unwrapped
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row
@@ -250,7 +250,7 @@ class Runner:
     async def _untaken_decisions(
         self, run_id: str, rows: Sequence[Row]
     ) -> dict[str, _Decided]:
-        """Read decisions by call id; a damaged one is refused, and not copied."""
+        """Read decisions by path; a damaged one is refused, and not copied."""
         decided: dict[str, _Decided] = {}
         for row in rows:
             key = str(row[0])
@@ -264,7 +264,7 @@ class Runner:
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
             at = 0.0 if approval.decided_at is None else approval.decided_at.timestamp()
-            decided[approval.call_id] = _Decided(
+            decided[approval.path] = _Decided(
                 key, decision, at, verified, is_stored=True
             )
         return decided
@@ -275,8 +275,8 @@ class Runner:
         """Prepare a job's decisions; their rows get them with their facts."""
         at = self.clock.now()
         given = {
-            call_id: _Decided(writer.approval_id_of(call_id), decision, at)
-            for call_id, decision in own.items()
+            path: _Decided(writer.approval_id_of(path), decision, at)
+            for path, decision in ((writer.path_of(name), own[name]) for name in own)
         }
         writer.given = {
             one.key: (any_decision_text(one.decision), at) for one in given.values()
@@ -536,7 +536,8 @@ class Claims:
         except InvalidJournalError:  # driving the run reports this, too
             return 0, ""
         progress = sum(
-            isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts
+            isinstance(unwrapped(fact), ModelReplied | Planned | CallFinished)
+            for fact in facts
         )
         calls = (
             ()

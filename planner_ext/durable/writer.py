@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
+from typing import TypeAlias
 
-from planner_ext.approval.decisions import ToolCall, question_id
-from planner_ext.approval.waiting import place_of, waiting_calls
+from planner_ext.approval.decisions import ToolCall
+from planner_ext.approval.waiting import questions_of, waiting_everywhere
 from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
@@ -19,15 +20,27 @@ from planner_ext.core.facts import (
     IterationCompleted,
     ModelReplied,
     Paused,
+    Place,
+    PlainFact,
     Planned,
     RequestFailed,
     Resumed,
     Rules,
     RunStarted,
+    place_of_fact,
+    unwrapped,
 )
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
-from planner_ext.core.state import Call, Phase, State
+from planner_ext.core.state import (
+    Call,
+    OpenRun,
+    Phase,
+    State,
+    open_runs,
+    path_of,
+    run_at,
+)
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.inputs import NewBudget
@@ -41,7 +54,11 @@ from planner_ext.durable.records import (
 from planner_ext.durable.store import JournalStore, notice_step
 from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.document import SCHEMA, dump_facts
-from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
+from planner_ext.engine.journal import (
+    cancellation_reason,
+    lost_requests,
+    stopping_facts,
+)
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Clock
 
@@ -194,14 +211,12 @@ class JournalWriter:
         self.given: Mapping[str, tuple[str, float]] = {}
         self._claim = claim
         self._is_queued = is_queued
-        self._started = {
-            (f.iteration, f.index): _start_name(f, seq)
-            for seq, f in enumerate(facts)
-            if isinstance(f, CallStarted)
-        }
+        self._started: dict[_Asked, str] = {}
+        for seq, fact in enumerate(facts):
+            self._note_start(fact, seq)
         self._buffered: list[Step] = []
         self._held: list[Fact] = []
-        self._open = _open_approvals(self.state, self._started)
+        self._open = self._open_approvals()
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (empty for a new run)
         """Store facts durably before returning, or hold them until the next.
@@ -216,29 +231,28 @@ class JournalWriter:
         state = self.state
         for place, fact in enumerate(facts, start=seq):
             state = apply(state, fact)
-            if isinstance(fact, CallStarted):
-                self._started[fact.iteration, fact.index] = _start_name(fact, place)
+            self._note_start(fact, place)
         closed = [
-            id_ for id_, index in self._open.items() if not _is_open(state, index)
+            id_ for id_, asked in self._open.items() if not _is_open(state, asked)
         ]
-        waiting = (
-            waiting_calls(state)
-            if isinstance(facts[-1], Paused)
-            else dict[int | None, Call]()
-        )
-        opened = {_approval_id(state, index, self._started): index for index in waiting}
+        opened: dict[str, tuple[OpenRun, Call]] = {}
+        if isinstance(facts[-1], Paused):
+            opened = {
+                self._approval_id(run, call): (run, call)
+                for run, call in waiting_everywhere(state).values()
+            }
         steps = [*self._buffered, *self._fact_steps(seq, facts)]
         held = [*self._held, *facts]
         if (
             closed
-            or state.phase is Phase.COMPLETING
-            or not all(_can_be_computed_again(fact) for fact in facts)
+            or any(_completes(state, fact) for fact in facts)
+            or not all(_can_be_computed_again(unwrapped(fact)) for fact in facts)
         ):
             steps += self._close_steps(closed)
             steps += [
                 step
-                for id_, index in opened.items()
-                for step in _open_steps(state, id_, waiting[index])
+                for id_, asked in opened.items()
+                for step in _open_steps(state.run_id, id_, *asked)
             ]
             if any(isinstance(fact, BudgetChanged) for fact in facts):
                 steps.append(
@@ -248,7 +262,10 @@ class JournalWriter:
                 self.run_id,
                 *steps,
                 *_run_update(
-                    state, facts[-1], waiting.values(), is_queued=self._is_queued
+                    state,
+                    facts[-1],
+                    [call for _, call in opened.values()],
+                    is_queued=self._is_queued,
                 ),
             )
             log_facts(state, facts, kept=True)
@@ -259,9 +276,9 @@ class JournalWriter:
         self._buffered = steps
         self.state = state
         self._open = {
-            id_: index for id_, index in self._open.items() if id_ not in closed
+            id_: asked for id_, asked in self._open.items() if id_ not in closed
         }
-        self._open |= opened
+        self._open |= {id_: _asked(run, call) for id_, (run, call) in opened.items()}
         if (
             self._claim is not None
         ):  # what follows may be a request, and nothing is written before it
@@ -275,19 +292,41 @@ class JournalWriter:
             self.facts += self._held
             self._held = []
 
-    def approval_id_of(self, call_id: str) -> str:
-        """Return the id of a call's open approval, or of the call if it has none."""
-        for index, call in waiting_calls(self.state).items():
-            if call.request.id == call_id:
-                return _approval_id(self.state, index, self._started)
-        return call_id
+    def path_of(self, name: str) -> str:
+        """Return the path of a call that waits, given that or its id."""
+        return name if name in waiting_everywhere(self.state) else path_of(name)
+
+    def approval_id_of(self, path: str) -> str:
+        """Return the id of a call's open approval, or its path if it has none."""
+        asked = waiting_everywhere(self.state).get(path)
+        return path if asked is None else self._approval_id(*asked)
 
     def approval_of(self, call: ToolCall) -> PendingApproval:
         """Show a call that waits as the store lists it."""
-        place = place_of(self.state, call)
-        return asked_call(
-            call, _approval_id(self.state, place, self._started), self.state
+        asked = waiting_everywhere(self.state)[call.path]
+        return asked_call(call, self._approval_id(*asked), self.state)
+
+    def _note_start(self, fact: Fact, seq: int) -> None:
+        started = unwrapped(fact)
+        if isinstance(started, CallStarted):
+            asked = (place_of_fact(fact), started.iteration, started.index)
+            self._started[asked] = _start_name(started, seq)
+
+    def _approval_id(self, run: OpenRun, call: Call) -> str:
+        """Return the id of a call's approval; one asked again after a start ends in that start's name."""
+        fact = call.decided_fact
+        name = approval_id(run.state.run_id, fact.iteration, call.request.id)
+        again = call.started and fact.person
+        return f"{name}@{self._started[_asked(run, call)]}" if again else name
+
+    def _open_approvals(self) -> "dict[str, _Asked]":
+        """Map the ids of approvals that may be open to their calls; closing another does no harm."""
+        asked = (
+            (run, call)
+            for run in open_runs(self.state)
+            for _, call in questions_of(run.state)
         )
+        return {self._approval_id(run, call): _asked(run, call) for run, call in asked}
 
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
@@ -345,7 +384,7 @@ async def cancel_run(
                     )
                     facts: tuple[Fact, ...] = (begun,)
                 case _:
-                    facts = lost_request(state, at=at)
+                    facts = lost_requests(state, at=at)
             ended = stopping_facts(
                 reduce(apply, facts, state),
                 reason=cancellation_reason(by, reason),
@@ -360,15 +399,15 @@ async def cancel_run(
         state = reduce(apply, new, state)
 
 
-def _open_steps(state: State, id_: str, call: Call) -> list[Step]:
+def _open_steps(run_id: str, id_: str, run: OpenRun, call: Call) -> list[Step]:
     fact = call.decided_fact
     problem = _compact(fact.reason) if fact.reason else None
     opens: dict[str, Value] = {
         "id": id_,
-        "run_id": state.run_id,
+        "run_id": run_id,
         "fingerprint": fact.fingerprint,
-        "call": _compact(call_values(state, call)),
-        "asked_at": state.at,
+        "call": _compact(call_values(run, call)),
+        "asked_at": run.state.at,
         "expires_at": fact.expires_at,
         "problem": problem,
     }
@@ -392,9 +431,9 @@ def _run_update(
         "tokens": spent.total_tokens,
         "cost": spent.cost,
     }
+    if isinstance(unwrapped(last), Planned | ModelReplied | RequestFailed):
+        return [(_COUNT_REPLY, values)]
     match last:
-        case Planned() | ModelReplied() | RequestFailed():
-            return [(_COUNT_REPLY, values)]
         case Paused():
             status = "paused"
         case RunStarted() if not is_queued:  # its row says so already
@@ -436,48 +475,32 @@ def _start_name(fact: CallStarted, seq: int) -> str:
     return sha256(f"{fact.call_id}/{seq}/{fact.at!r}".encode()).hexdigest()[:24]
 
 
-def _approval_id(
-    state: State, index: int | None, started: Mapping[tuple[int, int], str]
-) -> str:
-    """Return the id of a call's approval; one asked again after a start ends in that start's name."""
-    if index is None:
-        assert state.reply is not None
-        return approval_id(
-            state.run_id, state.reply.iteration, question_id(state.reply.iteration)
-        )
-    assert state.batch is not None
-    iteration = state.batch.iteration
-    call = state.batch.calls[index]
-    name = approval_id(state.run_id, iteration, call.request.id)
-    again = call.started and call.decided is not None and call.decided.person
-    return f"{name}@{started[iteration, index]}" if again else name
+_Asked: TypeAlias = tuple[Place, int, int]
+"""A call about which a question may be open: the place of its run, its iteration, and
+its index; 0 for a plain reply that asks."""
 
 
-def _open_approvals(
-    state: State, started: Mapping[tuple[int, int], str]
-) -> dict[str, int | None]:
-    """Map the ids of approvals that may be open to their calls; closing another does no harm."""
-    places = (None,) if state.batch is None else range(len(state.batch.calls))
-    return {
-        _approval_id(state, index, started): index
-        for index in places
-        if _is_open(state, index)
-    }
+def _asked(run: OpenRun, call: Call) -> _Asked:
+    fact = call.decided_fact
+    return run.place, fact.iteration, fact.index
 
 
-def _is_open(state: State, index: int | None) -> bool:
-    if state.ended is not None:
-        return False
-    if index is None:
-        return state.batch is None and state.reply is not None
-    if state.batch is None:
-        return False
-    call = state.batch.calls[index]
-    deferred = call.decided is not None and call.decided.verdict == "defer"
-    return call.answer is None and (deferred or call.started)
+def _is_open(state: State, asked: _Asked) -> bool:
+    place, iteration, index = asked
+    run = run_at(state, place)
+    return run is not None and any(
+        (call.decided_fact.iteration, call.decided_fact.index) == (iteration, index)
+        for _, call in questions_of(run)
+    )
 
 
-def _can_be_computed_again(fact: Fact) -> bool:
+def _completes(state: State, fact: Fact) -> bool:
+    """Return whether a fact has completed the batch of its run: it is the intent of the next request."""
+    run = run_at(state, place_of_fact(fact))
+    return run is not None and run.phase is Phase.COMPLETING
+
+
+def _can_be_computed_again(fact: PlainFact) -> bool:
     match fact:
         case CallDecided(person=person, by=by):
             return not person and not by

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -17,17 +17,19 @@ from planner_ext.approval.decisions import (
     digest_of,
     edited_text,
     fingerprint_of,
-    path_of,
     takes_no_more,
 )
-from planner_ext.core.accounts import Account, Tab
+from planner_ext.core.accounts import Account, CallWaits, Tab
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
+    CallLeft,
     CallStarted,
     CallsWithheld,
+    Fact,
     FurtherQuestion,
+    HappenedInside,
     ModelAsked,
     NestedCallStarted,
     StopRequested,
@@ -35,7 +37,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.results import MOST_READS, NOT_READ, piece_of
-from planner_ext.core.state import Batch
+from planner_ext.core.state import Batch, Call, path_of
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime, StopHandle
 from planner_ext.engine.journal import Recorder
@@ -405,12 +407,12 @@ class Calls:
     ) -> None:
         """Run one call, unless the run is to stop or the call is no longer as decided."""
         async with slots:
-            if self._may_not_start():
-                return
             batch = self._journal.state.batch
             assert batch is not None
             call = batch.calls[index]
             assert call.decided is not None
+            if not call.left and self._may_not_start():
+                return
             resolved = self._resolved_again(call.request, call.decided)
             if resolved is None:
                 answer = "Not executed: the function or its parameters changed after the call was decided."
@@ -448,15 +450,35 @@ class Calls:
             function=resolved.function,
             at=self._journal.now(),
         )
-        await self._record_start(started)
+        if not self._call(index).left:
+            await self._record_start(started)
         state = self._journal.state
+        ended: Finished | OutOfTime | None = None
         with Tab(self._account, index, self, threaded=resolved.threaded) as tab:
             running = self._ports.functions.run(
                 request, resolved, index=index, state=state
             )
-            ended = await self._journal.in_time(
-                running, patience=GRACE if resolved.nested else 0.0
+            try:
+                ended = await self._journal.in_time(
+                    running, patience=GRACE if resolved.nested else 0.0
+                )
+            except (CallWaits, BaseExceptionGroup):
+                if not self._waits(tab):
+                    raise
+        if ended is None or self._waits(tab):
+            await self._journal.record(
+                CallLeft(
+                    iteration=started.iteration,
+                    index=index,
+                    call_id=started.call_id,
+                    function=started.function,
+                    spent=tab.spent,
+                    at=self._journal.now(),
+                )
             )
+            with self._account.lock:
+                del self._account.tabs[index]
+            return
         finished = (
             _interrupted(resolved.function, self._stop)
             if isinstance(ended, OutOfTime)
@@ -482,6 +504,64 @@ class Calls:
         with self._account.lock:
             del self._account.tabs[index]
 
+    def _call(self, index: int) -> Call:
+        batch = self._journal.state.batch
+        assert batch is not None, "a call that runs is in the open batch"
+        return batch.calls[index]
+
+    def _waits(self, tab: Tab) -> bool:
+        """Return whether a run in a call waits for a person, whatever the function around it made of that."""
+        return self._call(tab.index).waits_inside and tab.can_wait
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a store keeps the journal, or one around it."""
+        within = self._ports.within
+        if self._ports.store is not None or within is None:
+            return self._ports.store is not None
+        return self._ports.run is not None and within.is_kept
+
+    def records(self, tab: Tab, /) -> bool:
+        """Return whether what happens here, inside a call, can be recorded: not while this loop is blocked."""
+        return tab.threaded or asyncio.get_running_loop() is self._loop
+
+    def facts_inside(self, tab: Tab, run: int, /) -> list[Fact]:
+        """List what has happened in a run of a call of the open batch."""
+        batch = self._journal.state.batch
+        assert batch is not None, "a call that runs is in the open batch"
+        place = (batch.iteration, tab.index, run)
+        return [
+            fact.fact
+            for fact in self._journal.facts
+            if isinstance(fact, HappenedInside)
+            and (fact.iteration, fact.index, fact.run) == place
+        ]
+
+    async def happened(
+        self,
+        tab: Tab,
+        run: int,
+        fact: Fact,
+        applied: Callable[[], None],
+        *,
+        streamed: bool,
+    ) -> None:
+        """Record what happened in a run of a call; in that run alone if the call has ended."""
+        loop = self._loop
+        assert loop is not None, "a call that runs was begun in a loop"
+        if asyncio.get_running_loop() is not loop:
+            recorded = self.happened(tab, run, fact, applied, streamed=streamed)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(recorded, loop))
+            return
+        batch = self._journal.state.batch
+        if tab.closed or batch is None:
+            applied()
+            return
+        inside = HappenedInside(
+            iteration=batch.iteration, index=tab.index, run=run, fact=fact
+        )
+        await self._journal.record(inside, streamed=streamed, tab=tab, applied=applied)
+
     async def restart(self, tab: Tab) -> bool:
         """Record one more start of a call before it happens; return False if it may not."""
         async with self._restarting:  # two starts at once are counted in turn
@@ -490,6 +570,7 @@ class Calls:
             if (
                 tab.closed
                 or self._may_not_start()
+                or self._call(tab.index).waits_inside
                 or limit_of_restart(state, tab.index, at) is not None
             ):
                 return False
@@ -518,7 +599,7 @@ class Calls:
 
     async def _record_start(self, started: CallStarted) -> None:
         """Record a start before it happens, in the journals around a nested run first."""
-        if self._ports.within is not None:
+        if self._ports.within is not None and self._ports.run is None:
             await self._ports.within.record_call(started.function)
         await self._journal.record(started)
 
@@ -528,7 +609,7 @@ class Calls:
         A loop that the function runs in its own thread waits for the record. Any other
         loop may block this one meanwhile: what happens in it is not recorded.
         """
-        if self._ports.store is None:
+        if not self.is_kept:
             return
         loop = self._loop
         assert loop is not None, "a call that runs was begun in a loop"

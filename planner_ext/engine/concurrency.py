@@ -17,6 +17,7 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
+from planner_ext.core.accounts import CallWaits
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 
 _T = TypeVar("_T")
@@ -118,7 +119,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
 
     threading.Thread(target=run, name="planner_ext tool", daemon=True).start()
     result, error = await done
-    if error is not None and not isinstance(error, Exception):
+    if error is not None and not isinstance(error, Exception | CallWaits):
         raise LeftByError(error) from error
     if error is not None:
         # A future takes no StopIteration; here that becomes the RuntimeError of PEP

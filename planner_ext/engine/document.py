@@ -27,6 +27,7 @@ from planner_ext.core.errors import (
     reading,
     shown,
 )
+from planner_ext.core.facts import HappenedInside, unwrapped
 from planner_ext.core.values import NOTHING, EditedReply, Message
 
 SCHEMA = 1
@@ -205,24 +206,29 @@ def check_depth(values: object) -> None:
 
 
 @cache
-def _facts() -> TypeAdapter[list[facts.Fact]]:
-    """Build the serializer of facts, later than the import, which it would slow by a tenth."""
+def _facts() -> TypeAdapter[list[facts.PlainFact]]:
+    """Build the serializer of plain facts, later than the import, which it would slow by a tenth."""
     return TypeAdapter(
-        list[Annotated[facts.Fact, Field(discriminator="type")]],
+        list[Annotated[facts.PlainFact, Field(discriminator="type")]],
         config=ConfigDict(extra="forbid", allow_inf_nan=False),
     )
 
 
 def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
     """Turn facts into JSON values, without default values."""
-    plain = [_with_json_messages(fact) for fact in facts]
+    plain = [_with_json_messages(unwrapped(fact)) for fact in facts]
     written: list[dict[str, Any]] = _facts().dump_python(
         plain, mode="json", exclude_defaults=True
     )
-    return [
-        {"type": fact.type, **values}
-        for fact, values in zip(facts, written, strict=True)
-    ]
+    return [_placed(fact, values) for fact, values in zip(facts, written, strict=True)]
+
+
+def _placed(fact: facts.Fact, values: dict[str, Any]) -> dict[str, Any]:
+    """Write the calls in whose runs a fact happened around its values."""
+    if not isinstance(fact, HappenedInside):
+        return {"type": fact.type, **values}
+    place = {"iteration": fact.iteration, "index": fact.index, "run": fact.run}
+    return {"type": fact.type, **place, "fact": _placed(fact.fact, values)}
 
 
 def load_facts(data: object) -> tuple[facts.Fact, ...]:
@@ -234,16 +240,24 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
     with reading("The journal is", InvalidJournalError):
         loaded = _validated(data)
         check_depth(
-            [(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded]
+            [
+                (messages_of(fact), getattr(unwrapped(fact), "parameters", None))
+                for fact in loaded
+            ]
         )
         for place, fact in enumerate(loaded):
-            _check_amounts(place, fact)
+            _check_amounts(place, unwrapped(fact))
         return loaded
 
 
 def _validated(data: object) -> tuple[facts.Fact, ...]:
+    places: list[_Place] = []
+    plain: object = data
+    if isinstance(data, list):
+        plain = [_taken_out(values, places) for values in cast("list[Any]", data)]
     try:
-        return tuple(_facts().validate_python(data, strict=False))
+        loaded = _facts().validate_python(plain, strict=False)
+        return tuple(map(_put_inside, loaded, places))
     except InvalidLimitError as error:
         raise InvalidJournalError(
             f"The journal is damaged in its limits: {error}"
@@ -254,6 +268,38 @@ def _validated(data: object) -> tuple[facts.Fact, ...]:
         raise InvalidJournalError(
             f"The journal is damaged at {place or 'its top'}: {first['msg']}."
         ) from error
+
+
+_Place: TypeAlias = list[tuple[int, int, int]]
+"""The iteration, index and run of each call around a fact, the outermost first."""
+
+
+def _taken_out(values: Any, places: list[_Place]) -> Any:
+    """Return the values of what happened, and note in which runs inside that was."""
+    place: _Place = []
+    places.append(place)
+    while isinstance(values, dict):
+        inside = cast("dict[str, Any]", values)
+        if inside.get("type") != "HappenedInside":
+            return inside
+        numbers = [inside.get(name) for name in ("iteration", "index", "run")]
+        if len(inside) != 5 or any(
+            type(number) is not int or number < 0 for number in numbers
+        ):
+            raise InvalidJournalError(
+                f"The journal is damaged at {len(places) - 1}: expected iteration, index, run and fact of what "
+                "happened inside."
+            )
+        iteration, index, run = cast("list[int]", numbers)
+        place.append((iteration, index, run))
+        values = inside.get("fact")
+    return values
+
+
+def _put_inside(fact: facts.Fact, place: _Place) -> facts.Fact:
+    for iteration, index, run in reversed(place):
+        fact = HappenedInside(iteration=iteration, index=index, run=run, fact=fact)
+    return fact
 
 
 def _check_amounts(place: int, fact: facts.Fact) -> None:
@@ -275,16 +321,20 @@ def _check_amounts(place: int, fact: facts.Fact) -> None:
 
 def messages_of(fact: facts.Fact) -> tuple[Message, ...]:
     """List the messages in a fact."""
-    match fact:
-        case facts.ModelReplied() | facts.MessageAdded():
-            return (fact.message,)
-        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted():
-            return fact.messages or ()
+    match unwrapped(fact):
+        case facts.ModelReplied(message=message) | facts.MessageAdded(message=message):
+            return (message,)
+        case (
+            facts.RunStarted(messages=messages)
+            | facts.Planned(messages=messages)
+            | facts.IterationCompleted(messages=messages)
+        ):
+            return messages or ()
         case _:
             return ()
 
 
-def _with_json_messages(fact: facts.Fact) -> facts.Fact:
+def _with_json_messages(fact: facts.PlainFact) -> facts.PlainFact:
     match fact:
         case facts.ModelReplied() | facts.MessageAdded():
             return replace(fact, message=dump_message(fact.message))

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.marks import mark_on, markable, method_of, put_mark
+from planner_ext.core.state import path_of
 from planner_ext.core.values import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -138,4 +139,4 @@ def _parameters(function: Any) -> frozenset[str]:
 
 def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:
     """Return a call's key, unique among all runs, and the same when it runs again."""
-    return f"{run_id}/{iteration}/{call_id}"
+    return f"{run_id}/{iteration}/{path_of(call_id)}"

@@ -18,7 +18,7 @@ from planner_ext.core.errors import (
     InvalidJournalError,
     described,
 )
-from planner_ext.core.state import Phase, State
+from planner_ext.core.state import OpenRun, Phase, State, open_runs
 from planner_ext.core.values import Reply, TranscriptItem, Usage, frozen
 from planner_ext.engine.batch import Calls
 from planner_ext.engine.concurrency import (
@@ -70,7 +70,11 @@ class Engine:
         self.facts = journal.facts
         self.record = journal.record
         self.account = Account(
-            journal.as_of_now, ports.within, threading.RLock(), ports.shared
+            journal.as_of_now,
+            ports.within,
+            threading.RLock(),
+            ports.shared,
+            is_recorded=ports.run is not None,
         )
         self._shared = (
             None
@@ -93,18 +97,15 @@ class Engine:
         """Record the first new facts of this activation.
 
         A request that an earlier process may have sent, without recording a reply, is
-        recorded first as failed, so that it is charged.
+        recorded first as failed, so that it is charged. So are those of the runs inside, which
+        begin when all decisions are recorded.
         """
         shared = self._ports.shared
         is_kept = self._ports.store is not None
         continues = bool(self.facts)
-        for fact in lost_request(self.state, at=self._journal.now()):
-            transcript = self.state.transcript
-            choice = self.state.rules.tool_choice
-            request = machine.AskModel(
-                iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None
-            )
-            await self.record(replace(fact, usage=self._estimated(transcript, request)))
+        if self._ports.run is None:
+            for run in tuple(open_runs(self.state)):
+                await self._charge_lost(run)
         for fact in new:
             await self.record(fact)
         # Makes the journal longer, so no two activations begin with the same length.
@@ -114,6 +115,18 @@ class Engine:
             await self.record(facts.SharedBudgetsChecked(at=self._journal.now()))
         if self.is_running and shared is not None:
             shared.begin(self.facts, is_kept=is_kept)
+
+    async def _charge_lost(self, run: OpenRun) -> None:
+        state = run.state
+        for fact in lost_request(state, at=self._journal.now()):
+            request = machine.AskModel(
+                iteration=fact.iteration,
+                offer=True,
+                tool_choice=state.rules.tool_choice,
+                withheld=None,
+            )
+            usage = self._estimated(state.transcript, request)
+            await self.record(run.wrapped(replace(fact, usage=usage)))
 
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
@@ -154,12 +167,12 @@ class Engine:
                 if self._shared is not None:
                     await self._shared.settle()
             finally:
+                cancelled = isinstance(error, asyncio.CancelledError)
                 if (
                     self.state.batch is not None
                     and self.is_running
-                    and self._ports.store is None
+                    and not self._is_continued(cancelled=cancelled)
                 ):
-                    cancelled = isinstance(error, asyncio.CancelledError)
                     reason = (
                         "The run was cancelled." if cancelled else "The run failed."
                     )
@@ -174,6 +187,15 @@ class Engine:
                         self.state.run_id,
                         f"broke off: {type(error).__name__}",
                     )
+
+    def _is_continued(self, *, cancelled: bool) -> bool:
+        """Return whether a run that breaks off is continued later, from a store.
+
+        One inside a function is, too, but where it fails: then its function fails.
+        """
+        if self._ports.run is None or self._ports.within is None:
+            return self._ports.store is not None
+        return cancelled and self._ports.within.is_kept
 
     @property
     def is_running(self) -> bool:
@@ -354,7 +376,7 @@ class Engine:
             await self.record(
                 facts.ModelAsked(iteration=request.iteration, at=self._journal.now())
             )
-        if self._ports.within is not None:
+        if self._ports.within is not None and self._ports.run is None:
             await self._ports.within.record_request()
         self._announced = _Announced(
             transcript=transcript, request=request, recorded=len(self.facts)

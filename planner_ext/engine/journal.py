@@ -7,13 +7,15 @@ import math
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
 from planner_ext.core import facts
+from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.fold import apply, apply_decisions, fold
 from planner_ext.core.machine import (
+    ENDED_WAITING,
     IN_DOUBT,
     AskPlan,
     CompleteIteration,
@@ -24,7 +26,7 @@ from planner_ext.core.machine import (
     next_action,
 )
 from planner_ext.core.results import cut_of
-from planner_ext.core.state import Phase, State
+from planner_ext.core.state import OpenRun, Phase, State, open_runs
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import (
     GRACE,
@@ -84,6 +86,15 @@ def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
     )
 
 
+def lost_requests(state: State, *, at: float) -> tuple[facts.Fact, ...]:
+    """List the requests that may have been under way, as facts, also in the runs inside: see `lost_request`."""
+    return tuple(
+        run.wrapped(fact)
+        for run in open_runs(state)
+        for fact in lost_request(run.state, at=at)
+    )
+
+
 def is_lost(fact: facts.RequestFailed) -> bool:
     """Return whether a request's process ended before its reply was recorded."""
     return fact.reason == REQUEST_LOST
@@ -116,13 +127,19 @@ def stopping_facts(
             and call.answer is None
             and call.decided is not None
         ):
+            for number, run in enumerate(call.runs):
+                if run.phase in (Phase.NEW, Phase.ENDED):
+                    continue
+                inside = OpenRun(state=run, place=((batch.iteration, index, number),))
+                last = stopping_facts(run, reason=reason, at=at)
+                ending += map(inside.wrapped, last)
             cancelled = facts.CallFinished(
                 iteration=batch.iteration,
                 index=index,
                 call_id=call.request.id,
                 function=call.decided.function,
                 outcome="cancelled",
-                result=IN_DOUBT,
+                result=ENDED_WAITING if call.waits_inside else IN_DOUBT,
                 spent=(spent or {}).get(index),
                 at=at,
             )
@@ -176,7 +193,8 @@ def forked_facts(
             f"The run cannot be forked after iteration {at}; possible iterations: {there or 'none'}."
         )
     count, state = ends[at]
-    kept = [_of_fork(fact, run_id) for fact in journal[:count]]
+    before = _run_of(journal)
+    kept = [_of_fork(fact, before, run_id) for fact in journal[:count]]
     if instruction:
         message = {
             "role": "user",
@@ -185,7 +203,7 @@ def forked_facts(
         kept.append(facts.MessageAdded(message=message, purpose="step", at=now))
     state = reduce(apply, kept, State())
     stopped = stopping_facts(
-        state, reason=f"Forked after iteration {at} of run {_run_of(journal)}.", at=now
+        state, reason=f"Forked after iteration {at} of run {before}.", at=now
     )
     return (*kept, *stopped)
 
@@ -196,10 +214,12 @@ def _run_of(journal: Sequence[facts.Fact]) -> str:
     )
 
 
-def _of_fork(fact: facts.Fact, run_id: str) -> facts.Fact:
+def _of_fork(fact: facts.Fact, before: str, run_id: str) -> facts.Fact:
     match fact:
         case facts.RunStarted():
-            return replace(fact, run_id=run_id)
+            return replace(fact, run_id=run_id + fact.run_id[len(before) :])
+        case facts.HappenedInside():
+            return replace(fact, fact=_of_fork(fact.fact, before, run_id))
         case facts.CallDecided(sticky=str()):
             return replace(fact, sticky=None)
         case _:
@@ -234,8 +254,12 @@ class Recorder:
         self._emit = emit
         self._stop = stop
         self._recording = asyncio.Lock()
+        self._within = None if ports.run is None else ports.within
         self._watched = (
-            ports.store is not None or bool(ports.observers) or emit is not None
+            ports.store is not None
+            or bool(ports.observers)
+            or emit is not None
+            or self._within is not None
         )
         self._mark = ports.clock.monotonic()
         self._worked = 0.0
@@ -335,23 +359,39 @@ class Recorder:
             "The run was stopped." if is_stop else "A time limit of the run has passed."
         )
 
-    async def record(self, fact: facts.Fact, *, streamed: bool = True) -> None:
+    async def record(
+        self,
+        fact: facts.Fact,
+        *,
+        streamed: bool = True,
+        tab: Tab | None = None,
+        applied: Callable[[], None] | None = None,
+    ) -> None:
         """Store a fact, apply it, then notify observers and stream, in the journal's order.
 
-        A result that is longer than the budget allows is cut for the model.
+        A result that is longer than the budget allows is cut for the model. What
+        happened in a run of the call of ``tab`` is ``applied`` there with nothing in
+        between; where that call has ended, nothing is recorded here.
         """
         if self.state.rules.limits.max_result_tokens is not None:
             fact = self._cut(fact, self.state.rules.limits.max_result_tokens)
         if not self._watched:
             return self._apply(
-                fact
+                fact, tab, applied
             )  # nothing is awaited, so nothing can come in between
         async with self._recording:
-            if self._ports.store is not None:
-                await self._ports.store.append(
-                    self.state.run_id, len(self.facts), (fact,)
-                )
-            self._apply(fact)
+            if tab is not None and tab.closed:
+                return self._apply(fact, tab, applied)
+            apply_here = partial(self._apply, fact, tab, applied)
+            if self._within is not None and self._ports.run is not None:
+                run = self._ports.run
+                await self._within.happened(run, fact, apply_here, streamed=streamed)
+            else:
+                if self._ports.store is not None:
+                    await self._ports.store.append(
+                        self.state.run_id, len(self.facts), (fact,)
+                    )
+                apply_here()
             await self._notify(fact)
             if self._emit is not None and streamed:
                 await self._emit(fact)
@@ -386,6 +426,10 @@ class Recorder:
         ending = stopping_facts(
             self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent
         )
+        if self._within is not None:
+            for fact in ending:
+                await self.record(fact, streamed=False)
+            return
         for fact in ending:
             self._apply(fact)
         for fact in ending:
@@ -421,13 +465,21 @@ class Recorder:
             problem = "The observer %r failed on %s; the run continues."
             logger.error(problem, observe, fact.type, exc_info=outcome.error)
 
-    def _apply(self, fact: facts.Fact) -> None:
-        self._advance(apply(self.state, fact), (fact,))
+    def _apply(
+        self,
+        fact: facts.Fact,
+        tab: Tab | None = None,
+        applied: Callable[[], None] | None = None,
+    ) -> None:
+        if tab is None or not tab.closed:
+            self._advance(apply(self.state, fact), (fact,))
+        if applied is not None:
+            applied()
 
     def _advance(self, state: State, applied: Sequence[facts.Fact]) -> None:
         self.state = state
         self.facts.extend(applied)
-        if self._ports.store is None:
+        if self._ports.store is None and self._within is None:
             log_facts(state, applied, kept=False)
         if self._ports.follow is not None:
             for fact in applied:

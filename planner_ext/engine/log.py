@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import get_tracer_provider
 
-from planner_ext.approval.waiting import waiting_calls
+from planner_ext.approval.waiting import waiting_everywhere
 from planner_ext.core.errors import counted, text_of
 from planner_ext.core.facts import (
     CallDecided,
@@ -28,8 +28,10 @@ from planner_ext.core.facts import (
     Paused,
     Resumed,
     RunStarted,
+    place_of_fact,
+    unwrapped,
 )
-from planner_ext.core.state import State
+from planner_ext.core.state import State, run_at
 
 logger = logging.getLogger("planner_ext.runs")
 
@@ -67,10 +69,9 @@ def log_facts(state: State, facts: Sequence[Fact], *, kept: bool) -> None:
     """Log the events among facts; of kept runs, a limit is a warning."""
     if logger.isEnabledFor(logging.WARNING if kept else logging.INFO):
         for fact in facts:
-            for level, event in _events(state, fact):
-                log_run(
-                    level if kept else min(level, logging.INFO), state.run_id, event
-                )
+            of = run_at(state, place_of_fact(fact)) or state
+            for level, event in _events(of, unwrapped(fact)):
+                log_run(level if kept else min(level, logging.INFO), of.run_id, event)
 
 
 def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
@@ -110,8 +111,10 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
 
 
 def _waiting_text(state: State) -> str:
-    waiting = waiting_calls(state)
-    questions = sum(call.decided_fact.kind == "question" for call in waiting.values())
+    waiting = waiting_everywhere(state)
+    questions = sum(
+        call.decided_fact.kind == "question" for _, call in waiting.values()
+    )
     numbers = {"call": len(waiting) - questions, "question": questions}
     verb = "waits" if len(waiting) == 1 else "wait"
     return f"{' and '.join(counted(number, noun) for noun, number in numbers.items() if number)} {verb}"

@@ -286,6 +286,8 @@ class Ports:
         raise_errors: Whether a failed function ends the run with `CallFailedError`,
             after its batch.
         min_iteration_seconds: Least time between the starts of two requests.
+        run: Which run of the call around it is; None if the run around does not record
+            what happens in it.
         new_budget: Returns, once, limits that replace the run's, and who set them.
         shared: As `planner_ext.core.accounts.Account`.
         count_tokens: Counts or estimates the tokens of a text; None cuts no result.
@@ -309,6 +311,7 @@ class Ports:
     stop_on_unknown: bool = False
     min_iteration_seconds: float = 0.0
     within: Tab | None = None
+    run: int | None = None
     new_budget: Callable[[], tuple[Budget, str] | None] | None = None
     shared: SharedBudgets | None = None
     tracing: Tracing | None = None

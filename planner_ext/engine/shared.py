@@ -54,11 +54,12 @@ class Reservations:
             case AskPerson(iterations=iterations) if asks_model and iterations != 0:
                 return await self._request(last=False)
             case RunCalls(indexes=indexes):
-                if (
-                    refused := await self._shared.reserve(calls=len(indexes))
-                ) is not None:
+                batch = self._journal.state.batch
+                assert batch is not None, "calls run in the open batch"
+                starts = sum(not batch.calls[index].started for index in indexes)
+                if (refused := await self._shared.reserve(calls=starts)) is not None:
                     return await self._with_answer(refused)
-                self._calls = len(indexes)
+                self._calls = starts
                 self._seen = len(self._journal.facts)
             case Pause() | Finish():
                 await self.settle()

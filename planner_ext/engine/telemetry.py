@@ -24,7 +24,11 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from planner_ext.approval.waiting import present_status, waiting_calls
+from planner_ext.approval.waiting import (
+    present_status,
+    waiting_calls,
+    waiting_everywhere,
+)
 from planner_ext.core import facts, machine
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
@@ -362,7 +366,7 @@ class Invocation:
             case facts.Paused():
                 self._span.add_event(
                     "planner_ext.pause",
-                    {"planner_ext.calls": len(waiting_calls(state))},
+                    {"planner_ext.calls": len(waiting_everywhere(state))},
                 )
             case _:
                 self._add_event(fact)

@@ -133,6 +133,8 @@ class TimelineCall:
         ended: When its result was recorded.
         result: What the model reads; ``cut`` says how much of it at once.
         error: Type and message of the exception, or why it did not run.
+        runs: The runs that its function made, in order, as far as they are recorded;
+            only in a `Timeline`.
     """
 
     index: int
@@ -153,6 +155,7 @@ class TimelineCall:
     error: str = ""
     nested: bool = False
     spent: Usage | None = None
+    runs: "tuple[Timeline, ...]" = ()
 
     @property
     def started(self) -> float | None:
@@ -310,6 +313,7 @@ class TimelineReader:
         self._before_stop = 0.0
         self._messages: tuple[TimelineMessage, ...] = ()
         self._replaced = False
+        self._inside: dict[tuple[int, int], TimelineReader] = {}
 
     def read(self, fact: facts.Fact) -> list[TimelineCall]:
         """Take in the next fact; return the calls that it changed.
@@ -321,6 +325,8 @@ class TimelineReader:
         self._changed = set()
         if self._follows_crash(fact):
             self._crash(fact)
+        if isinstance(fact, facts.HappenedInside):
+            self._happened_inside(fact, after.usage - self.state.usage)
         read = self._readers.get(fact.type)
         if read is not None:
             read(self, fact)
@@ -376,7 +382,7 @@ class TimelineReader:
     def _all_iterations(self) -> Iterator[TimelineIteration]:
         yield from self._iterations[:-1]
         if self._iterations:
-            yield replace(self._iterations[-1], calls=tuple(self.calls))
+            yield replace(self._iterations[-1], calls=self._calls_with_runs())
         if (
             self.state.ended is None
             and self._replied
@@ -398,11 +404,23 @@ class TimelineReader:
         if not self._replied:
             return
         if self._iterations:
-            self._change(calls=tuple(self.calls))
+            self._change(calls=self._calls_with_runs())
         self.calls = []
+        self._inside = {}
         self._iterations.append(self._new_iteration(number, started))
         self._messages = ()
         self._replaced = False
+
+    def _calls_with_runs(self) -> tuple[TimelineCall, ...]:
+        calls = list(self.calls)
+        for index, _ in sorted(self._inside):
+            runs = tuple(
+                reader.timeline()
+                for (of, _), reader in sorted(self._inside.items(), key=_number)
+                if of == index
+            )
+            calls[index] = replace(calls[index], runs=runs)
+        return tuple(calls)
 
     def _change(self, **changes: Any) -> None:
         self._iterations[-1] = replace(self._iterations[-1], **changes)
@@ -440,6 +458,15 @@ class TimelineReader:
                 return running and is_in_doubt(fact) and self.state.stopping is None
             case facts.Paused():
                 return any(call.outcome == "running" for call in self.calls)
+            case facts.CallLeft(index=index):
+                assert self.state.batch is not None, "a call is left in a batch"
+                waits = self.state.batch.calls[index].waits_inside
+                return self.calls[index].outcome == "running" and not waits
+            case facts.HappenedInside(index=index):
+                failed = facts.unwrapped(fact)
+                running = self.calls[index].outcome == "running"
+                lost = isinstance(failed, facts.RequestFailed) and is_lost(failed)
+                return running and lost
             case _:
                 return False
 
@@ -561,6 +588,26 @@ class TimelineReader:
             fact.index, function=fact.function, outcome="running", attempts=attempts
         )
 
+    def _happened_inside(self, fact: facts.HappenedInside, charged: Usage) -> None:
+        reader = self._inside.setdefault((fact.index, fact.run), TimelineReader())
+        reader.read(fact.fact)
+        spent = self.calls[fact.index].spent
+        if charged != Usage():
+            spent = charged if spent is None else spent + charged
+        before = self.calls[fact.index]
+        self.calls[fact.index] = replace(before, outcome="running", spent=spent)
+        if before.outcome != "running":
+            self._changed.add(fact.index)
+
+    def _call_left(self, fact: facts.CallLeft) -> None:
+        assert self.state.batch is not None, "a call is left in a batch"
+        waits = self.state.batch.calls[fact.index].waits_inside
+        self._change_call(
+            fact.index,
+            outcome="waiting" if waits else "running",
+            spent=self._spent_by(fact.index, fact.spent),
+        )
+
     def _call_finished(self, fact: facts.CallFinished) -> None:
         call = self.calls[fact.index]
         *earlier, last = call.attempts
@@ -676,6 +723,7 @@ class TimelineReader:
         "CallsWithheld": _calls_withheld,
         "CallStarted": _call_started,
         "CallFinished": _call_finished,
+        "CallLeft": _call_left,
         "Clarified": _clarified,
         "IterationCompleted": _iteration_completed,
         "AnswerChecked": _answer_checked,
@@ -686,6 +734,10 @@ class TimelineReader:
         "Resumed": _resumed,
         "Ended": _ended,
     }
+
+
+def _number(item: tuple[tuple[int, int], TimelineReader]) -> tuple[int, int]:
+    return item[0]
 
 
 _NOTICED = 1.0

@@ -18,6 +18,7 @@ from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.engine.authorization import refusal_of
@@ -33,7 +34,12 @@ from planner_ext.planner.run import (
     rules_kept,
     run_started,
 )
-from planner_ext.sk.charging.nested import current_parent_run, planner_of, tab_in
+from planner_ext.sk.charging.nested import (
+    ParentRun,
+    current_parent_run,
+    planner_of,
+    tab_in,
+)
 from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
@@ -459,6 +465,12 @@ class FunctionCallingStepwisePlanner:
         if context.parent is None and not self._said_unguarded:
             self._say_unguarded(kernel)
         continues = chat_history is not None
+        parent = context.parent
+        if parent is not None and parent.known:
+            from planner_ext.sk.charging.again import check_same_run  # noqa: PLC0415  (only where it is called again)
+
+            check_same_run(parent.known[0], goal=question, messages=before)
+            return PlannerRun(context=context, facts=parent.known)
         started = await run_started(
             self.options,
             context,
@@ -466,6 +478,7 @@ class FunctionCallingStepwisePlanner:
             context.new_run_id(question),
             before=before,
             continues=continues,
+            guards=context.guards_inside(),
         )
         return PlannerRun(context=context, new=(started,))
 
@@ -480,6 +493,7 @@ class FunctionCallingStepwisePlanner:
         stop: StopHandle | None,
         streaming: bool,
     ) -> PlannerRun:
+        from planner_ext.sk.run.inside import resumed  # noqa: PLC0415  (only to resume)
         from planner_ext.sk.run.resume import ResumeRequest, calls_taken  # noqa: PLC0415  (only to resume)
 
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
@@ -502,13 +516,12 @@ class FunctionCallingStepwisePlanner:
         if options.checkpoint_key is not None:
             loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
         limits = None if budget is None else options.budget
-        facts = await context.resumed(
-            ResumeRequest(
-                checkpoint=loaded,
-                decisions={} if decisions is None else decisions,
-                budget=limits,
-            )
+        given = ResumeRequest(
+            checkpoint=loaded,
+            decisions={} if decisions is None else decisions,
+            budget=limits,
         )
+        facts = await resumed(context, given)
         taking = Taking(options.taken, calls_taken(loaded.facts, facts))
         return PlannerRun(context=context, facts=loaded.facts, new=facts, taking=taking)
 
@@ -524,13 +537,19 @@ class FunctionCallingStepwisePlanner:
         kept: Rules | None = None,
         store: RunStore | None = None,
         authorize: Authorize | tuple[Authorize, ...] | None = None,
+        parent: ParentRun | None = None,
     ) -> RunContext:
         """Find service, settings and functions for one run.
 
-        A resumed run has the new ``budget``, or the limits of the rules ``kept``.
+        A resumed run has the new ``budget``, or the limits of the rules ``kept``. One
+        that is looked at, and not driven, gets its ``parent``.
         """
-        # A run in a store has its own budget, even if it begins inside another run.
-        parent = None if store is not None else current_parent_run(tab_in(kernel))
+        if parent is None and store is None:
+            # A run in a store has its own budget, even if it begins inside another run.
+            parent = current_parent_run(tab_in(kernel))
+            if parent is not None and kept is None:
+                parent = parent.enter()
+                kept = fold(parent.known).rules if parent.known else None
         own = self.options
         options = self._checked_options()
         service, chosen = select_service(
@@ -580,6 +599,20 @@ class FunctionCallingStepwisePlanner:
                 hands_over=final_answer is not None,
             ),
             planner=self,
+        )
+
+    def _looked_at(
+        self,
+        kernel: Kernel,
+        goal: str,
+        arguments: KernelArguments,
+        *,
+        rules: Rules,
+        parent: ParentRun,
+    ) -> RunContext:
+        """@private Prepare a run inside a call that waits, to check decisions on its calls; it is not driven."""
+        return self._prepare(
+            kernel, goal, arguments, streaming=False, kept=rules, parent=parent
         )
 
     def _limits(

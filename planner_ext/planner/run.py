@@ -13,10 +13,9 @@ from planner_ext.approval.decisions import DecisionRecord, ToolCall, decisions_o
 from planner_ext.approval.waiting import pending_calls
 from planner_ext.core.errors import RunRefusedError, not_answered
 from planner_ext.core.facts import Fact, Guards, Planned, Rules, RunStarted
-from planner_ext.core.state import Phase, State
+from planner_ext.core.state import Phase, State, open_runs
 from planner_ext.core.values import Status, Usage
 from planner_ext.engine.batch import BudgetHandle
-from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.engine.engine import watch
 from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
@@ -294,23 +293,18 @@ class KeptRun(PlannerRun):
             return ()
         begun = activation.facts[0]
         self._check_guards(begun.guards if isinstance(begun, RunStarted) else None)
+        self._check_guards_inside(state)
         if state.phase in (Phase.PAUSED, Phase.ENDED):
             return await self._resumed(checkpoint, state)
+        from planner_ext.sk.run.inside import RunsInside  # noqa: PLC0415  (only after a fault)
         from planner_ext.sk.run.resume import check_calls, recovery_facts  # noqa: PLC0415  (only after a fault)
 
         check_calls(state)
-
-        def declared(name: str) -> Effect:
-            return effect_of(context.tools.functions.get(name)) or Effect()
-
-        at = context.options.clock.now()
-        in_doubt = activation.in_doubt
         return await recovery_facts(
             state,
-            effect_of=declared,
-            functions=context.functions,
-            in_doubt=in_doubt,
-            at=at,
+            deciding=RunsInside(context, state).deciding,
+            in_doubt=activation.in_doubt,
+            at=context.options.clock.now(),
         )
 
     def _check_guards(self, before: Guards | None) -> None:
@@ -319,7 +313,22 @@ class KeptRun(PlannerRun):
             return
         from planner_ext.engine.activation import missing_guards  # noqa: PLC0415  (only for a run from a store)
 
-        if missing := missing_guards(before, context.guards(), context.tools.functions):
+        self._refuse_missing(
+            missing_guards(before, context.guards(), context.tools.functions)
+        )
+
+    def _check_guards_inside(self, state: State) -> None:
+        """Refuse a run in whose functions runs wait, or were interrupted, that began under what is missing now."""
+        runs = [run for run in open_runs(state) if run.place]
+        if not runs:
+            return
+        from planner_ext.sk.run.inside import RunsInside  # noqa: PLC0415  (only where a run was left inside)
+
+        inside = RunsInside(self.context, state)
+        self._refuse_missing(inside.missing_guards(runs, self.activation.facts))
+
+    def _refuse_missing(self, missing: Sequence[str]) -> None:
+        if missing:
             raise RunRefusedError(
                 f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
                 f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
@@ -327,6 +336,7 @@ class KeptRun(PlannerRun):
             )
 
     async def _resumed(self, checkpoint: Checkpoint, state: State) -> Sequence[Fact]:
+        from planner_ext.sk.run.inside import resumed  # noqa: PLC0415  (only to resume)
         from planner_ext.sk.run.resume import ResumeRequest  # noqa: PLC0415  (only to resume)
 
         activation = self.activation
@@ -344,6 +354,6 @@ class KeptRun(PlannerRun):
             verified=activation.verified,
             described=activation.described,
         )
-        facts = await self.context.resumed(given)
+        facts = await resumed(self.context, given)
         only_resumed = len(facts) == 1 and activation.budget is None
         return () if only_resumed else facts

@@ -19,6 +19,7 @@ Does nothing without the first variable. The points, in the order of one turn:
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -66,7 +67,9 @@ class CrashingStore:
     once: Path | None = None
     _: KW_ONLY
     end: Callable[[], None] = kill
-    _open_calls: int = field(default=0, init=False)
+    _open_calls: Counter[recorded.Place] = field(
+        default_factory=Counter[recorded.Place], init=False
+    )
     _resumed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -88,35 +91,38 @@ class CrashingStore:
     ) -> None:
         """Store facts."""
         before = self.point in _BEFORE
-        if before and any(map(self._is_at_point, facts)):
+        happened = [
+            (recorded.place_of_fact(fact), recorded.unwrapped(fact)) for fact in facts
+        ]
+        if before and any(self._is_at_point(*one) for one in happened):
             self._crash()
         await self.store.append(run_id, seq, facts)
-        for fact in facts:
-            self._follow(fact)
-            if not before and self._is_at_point(fact):
+        for place, fact in happened:
+            self._follow(place, fact)
+            if not before and self._is_at_point(place, fact):
                 self._crash()
 
-    def _follow(self, fact: recorded.Fact) -> None:
+    def _follow(self, place: recorded.Place, fact: recorded.Fact) -> None:
         match fact:
             case recorded.Resumed():
-                self._open_calls = 0
+                self._open_calls[place] = 0
                 self._resumed = True
             case recorded.ModelReplied(calls=calls):
-                self._open_calls = len(calls)
+                self._open_calls[place] = len(calls)
                 self._resumed = False
             case recorded.CallDecided(person=True, verdict="run"):
-                self._open_calls += 1
+                self._open_calls[place] += 1
             case recorded.CallFinished():
-                self._open_calls -= 1
+                self._open_calls[place] -= 1
             case recorded.CallStarted() if self.point == "mid_tool":
                 asyncio.get_running_loop().call_later(_MID_TOOL_SECONDS, self._crash)
             case _:
                 pass
 
-    def _is_at_point(self, fact: recorded.Fact) -> bool:
+    def _is_at_point(self, place: recorded.Place, fact: recorded.Fact) -> bool:
         match fact:
             case recorded.CallFinished() if self.point == "mid_parallel":
-                return self._open_calls > 0
+                return self._open_calls[place] > 0
             case recorded.Clarified() if not self._resumed:
                 return False
             case recorded.CallDecided(person=False):

@@ -44,9 +44,17 @@ from semantic_kernel.contents import (
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.accounts import current_tab
-from planner_ext.core.facts import CallFinished, CallStarted, Fact, RunStarted
+from planner_ext.core.facts import (
+    CallFinished,
+    CallLeft,
+    CallStarted,
+    Fact,
+    HappenedInside,
+    RunStarted,
+    cost_of,
+)
 from planner_ext.core.state import Batch, State
-from planner_ext.core.values import RequestedCall, ResolvedCall
+from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
 from planner_ext.engine.document import dump_message
 from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
 from planner_ext.sk.chat.reply import ReplyAssembly, corrected, corrected_chunks
@@ -341,10 +349,14 @@ class _Player(_Tape):
             self.runs, sorted(fact.at for run in cassette.runs for fact in run)
         )
         self.order: dict[tuple[str, int], list[CallStarted | CallFinished]] = {}
+        self.spent: dict[tuple[str, int, int], Usage] = {}
         for (_, run_id), run in zip(self._ids, cassette.runs, strict=True):
             for fact in run:
                 if isinstance(fact, CallStarted | CallFinished):
                     self.order.setdefault((run_id, fact.iteration), []).append(fact)
+                if isinstance(fact, CallFinished | CallLeft | HappenedInside):
+                    place = (run_id, fact.iteration, fact.index)
+                    self.spent[place] = self.spent.get(place, Usage()) + cost_of(fact)
         self.finished = {
             (*batch, fact.index): fact
             for batch, order in self.order.items()
@@ -410,10 +422,12 @@ class _Player(_Tape):
     def _made(self) -> int:
         return len(self.cassette.exchanges) - len(self._left)
 
-    def result(self, fact: CallFinished, checked: ResolvedCall) -> Finished:
+    def result(
+        self, fact: CallFinished, checked: ResolvedCall, spent: Usage
+    ) -> Finished:
         self._not_called.add(checked.function)
-        if fact.spent is not None and (tab := current_tab()) is not None:
-            tab.charge(fact.spent)
+        if spent != Usage() and (tab := current_tab()) is not None:
+            tab.charge(spent)
         error = RuntimeError(fact.error) if fact.outcome != "ok" else None
         return Finished(
             outcome=fact.outcome,
@@ -638,7 +652,7 @@ class _TapedFunctions:
         asks = checked.nested or (function is not None and function.is_prompt)
         if recorded and not asks:
             finished = (
-                tape.result(fact, checked)
+                tape.result(fact, checked, tape.spent[place])
                 if fact is not None
                 else tape.no_result(checked)
             )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.filters import FilterTypes
-from semantic_kernel.functions import KernelPlugin
+from semantic_kernel.functions import KernelPlugin, kernel_function
 
 from planner_ext import (
     ApprovalFilter,
@@ -291,10 +291,17 @@ async def test_a_denial_inside_a_function_names_the_way_out(
     janitor = ChatCompletionAgent(
         service=inner, name="Janitor", description="Cleans up.", plugins=[plugin]
     )
-    script = [call("Janitor-Janitor", {"messages": "Clean up."}), DONE]
+
+    class Office:
+        @kernel_function(description="Has somebody clean up.")
+        async def clean(self) -> str:
+            return str((await janitor.get_response("Clean up.")).content)
+
+    script = [call("office-clean"), DONE]
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(script))
+    office = KernelPlugin.from_object("office", Office())
     await ChatCompletionAgent(
-        service=service, name="Desk", plugins=[janitor]
+        service=service, name="Desk", plugins=[office]
     ).get_response("Clean up.")
     assert shop.ran == []
     assert [

@@ -1,12 +1,19 @@
 """The table of legal transitions: nothing dead in it, and the diagram shows it whole."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from planner_ext.core.facts import Fact, NestedCallStarted, Resumed
+from planner_ext.core.facts import (
+    CallLeft,
+    Fact,
+    HappenedInside,
+    NestedCallStarted,
+    Resumed,
+)
 from planner_ext.core.limits import Budget
-from planner_ext.core.state import TRANSITIONS, Phase
+from planner_ext.core.state import TRANSITIONS, Phase, name_inside
 from support.core import (
     RESUMED,
     Play,
@@ -17,6 +24,7 @@ from support.core import (
     decided,
     model_asked,
     request_failed,
+    run_started,
     says,
     shared_budgets_checked,
     stop,
@@ -96,6 +104,7 @@ def played() -> set[tuple[Phase, str, Phase]]:
         Play(calls("f"))
         .go(steps=2)
         .add(began(0), NestedCallStarted(iteration=0, index=0, function="g", at=0.0)),
+        _with_a_run_inside(),
     ]
     for steps in range(12):
         stopped = Play(
@@ -127,6 +136,14 @@ def played() -> set[tuple[Phase, str, Phase]]:
         if (resumed.state.phase, "Resumed") in TRANSITIONS:
             resumed.add(RESUMED).go()
     return set().union(*(play.visited for play in plays))
+
+
+def _with_a_run_inside() -> Play:
+    """Play a call that is left, since a run in it waits, and that is called again."""
+    play = Play(calls("f")).go(steps=1).add(decided(0, nested=True), began(0))
+    begun = replace(run_started(), run_id=name_inside(play.state, 0, 0))
+    left = CallLeft(iteration=0, index=0, call_id="c0", function="f", at=0.0)
+    return play.add(HappenedInside(iteration=0, index=0, fact=begun), left)
 
 
 def test_the_machine_takes_every_transition_of_the_table() -> None:

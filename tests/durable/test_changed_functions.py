@@ -23,7 +23,7 @@ from planner_ext.engine.effects import Effect
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.events import CallDecided, CallStarted
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.sk.run.resume import recovery_facts
+from planner_ext.sk.run.resume import Deciding, recovery_facts
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import open_runs
 from support.stock import first_result
@@ -154,8 +154,12 @@ async def test_a_call_that_had_started_is_in_doubt_where_its_value_changed(
         functions: Any = Resolved(account)
         return await recovery_facts(
             state,
-            effect_of=lambda _: effect,
-            functions=functions,
+            deciding=lambda _: Deciding(
+                functions=functions,
+                authorize=None,
+                review_edit=functions,
+                effect_of=lambda _: effect,
+            ),
             in_doubt=in_doubt,
             at=3.0,
         )

@@ -10,8 +10,9 @@ from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Budget, FunctionInvokingChatCompletion, ToolUseSession
+from planner_ext.core.facts import CallStarted, HappenedInside, ModelReplied, unwrapped
 from planner_ext.durable import Runs
-from planner_ext.events import ModelAsked, NestedCallStarted
+from planner_ext.errors import RunNotAnsweredError
 from planner_ext.testing import Script, ScriptedChatCompletion, call, calls, say
 from support.approval import (
     DONE,
@@ -71,15 +72,18 @@ class Team:
 
 @every_door
 async def test_a_marked_function_of_an_agent_does_not_run_unasked(door: Door) -> None:
-    """The mark counts in the agent's own kernel; a function's inner run cannot wait, so the agent reads a refusal."""
-    team = Team([WIPE, say("I could not.")])
+    """The mark counts in the agent's own kernel: the run around waits, and the agent goes on with the decision."""
+    team = Team([WIPE, say("Gone.")])
     outcome = await door.ask(team.here)
-    assert team.shop.ran == []
-    assert outcome.status == "answered"
-    assert results(outcome.history) == ["I could not."]
-    assert "needs a person's decision" in str(
-        team.service.requests[1].messages[-1]["content"]
+    assert (team.shop.ran, outcome.status) == ([], "paused")
+    (waiting,) = outcome.waiting
+    done = await door.resume(team.here, outcome.checkpoint, {waiting: Approve()})
+    assert (team.shop.ran, done.status, results(done.history)) == (
+        [("wipe",)],
+        "answered",
+        ["Gone."],
     )
+    assert done.iterations == 4
 
 
 @every_door
@@ -150,9 +154,11 @@ async def test_an_agent_of_an_agent_is_charged_and_asks_for_approval(
     agent = helper(middle, inner=helper(deep, "deep", shop=shop))
     here = world([ASK, DONE], team=agent)
     outcome = await Door("planner", False).ask(here)
-    assert (outcome.iterations, shop.ran) == (
-        6,
-        [] if reply is WIPE else [("look", "7")],
+    marked = reply is WIPE
+    assert (outcome.status, outcome.iterations, shop.ran) == (
+        "paused" if marked else "answered",
+        3 if marked else 6,
+        [] if marked else [("look", "7")],
     )
 
 
@@ -262,10 +268,11 @@ async def test_a_function_that_holds_nothing_yet_runs() -> None:
 
 
 async def test_an_agent_of_a_session_is_charged() -> None:
-    """A session is another door to the same call."""
+    """A session is another door to the same call; it does not wait, and says so."""
     team = Team([WIPE, say("I could not.")])
-    text = await ToolUseSession(team.here.kernel).prompt("Go.")
-    assert (text, team.shop.ran) == ("Done.", [])
+    with pytest.raises(RunNotAnsweredError, match="a session does not wait"):
+        await ToolUseSession(team.here.kernel).prompt("Go.")
+    assert team.shop.ran == []
 
 
 async def test_an_agent_of_a_kept_run_is_in_its_journal(tmp_path: Path) -> None:
@@ -275,13 +282,8 @@ async def test_an_agent_of_a_kept_run_is_in_its_journal(tmp_path: Path) -> None:
         handle = await runs.start(planner_with(), team.here.kernel, "Go.", run_id="r")
         result = await handle.result()
     inside = [
-        fact
-        for fact in result.facts
-        if isinstance(fact, ModelAsked) and fact.index is not None
+        unwrapped(fact) for fact in result.facts if isinstance(fact, HappenedInside)
     ]
-    started = [
-        fact.function for fact in result.facts if isinstance(fact, NestedCallStarted)
-    ]
-    assert result.iterations == 4
-    assert len(inside) == 2
-    assert started == ["shop-look"]
+    replies = [fact for fact in inside if isinstance(fact, ModelReplied)]
+    started = [fact.function for fact in inside if isinstance(fact, CallStarted)]
+    assert (result.iterations, len(replies), started) == (4, 2, ["shop-look"])

@@ -320,7 +320,9 @@ async def play(world: World, given_options: dict[str, Any], *, streamed: bool) -
         checkpoint = Checkpoint.from_json(text)
         assert checkpoint.to_json() == text
         if status in ("paused", "asked"):
-            decisions = {pending.id: world.decision(pending) for pending in end.pending}
+            decisions = {
+                pending.path: world.decision(pending) for pending in end.pending
+            }
             end = await ended(
                 resume(
                     planner, kernel, checkpoint, streamed=streamed, decisions=decisions

@@ -15,6 +15,7 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
     requires_approval,
 )
+from planner_ext.core.facts import HappenedInside, ModelReplied, unwrapped
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallFinished
 from planner_ext.iteration import ToolExecution
@@ -161,11 +162,13 @@ async def test_tokens_and_cost_are_shared_and_charged() -> None:
         "chat", plan=False, budget=budget, price=lambda model, usage: 0.1
     )
     result = await invoke(planner, kernel, streamed=False)
-    finished = next(fact for fact in result.facts if isinstance(fact, CallFinished))
-    assert finished.spent is not None
-    assert finished.spent.cost == 0.1
+    replies = [
+        unwrapped(fact) for fact in result.facts if isinstance(fact, HappenedInside)
+    ]
+    (inside,) = (fact for fact in replies if isinstance(fact, ModelReplied))
+    assert inside.usage.cost == 0.1
     assert result.usage.cost == pytest.approx(0.3)
-    assert finished.spent.total_tokens > 0
+    assert inside.usage.total_tokens > 0
     assert expert.requests
 
 
@@ -245,8 +248,8 @@ async def test_the_plan_of_a_nested_run_is_charged_under_all_options() -> None:
     assert (len(expert.requests), result.iterations) == (2, 4)
 
 
-async def test_a_nested_deferral_is_denied_by_name() -> None:
-    """A nested run does not wait: a risky call is refused, the model reads which, and neither run pauses."""
+async def test_a_deferral_inside_code_of_the_application_is_denied_by_name() -> None:
+    """A run in a function that may not be called again does not wait: the model reads which call is refused."""
     paid: list[int] = []
 
     class Bank:
@@ -256,8 +259,16 @@ async def test_a_nested_deferral_is_denied_by_name() -> None:
             paid.append(1)
             return "paid"
 
+    class Desk:
+        @kernel_function(description="Asks the expert.")
+        async def ask(self, kernel: Kernel) -> str:
+            return (await expert_of().invoke(kernel, "Pay.")).final_answer
+
     kernel, expert = around(
-        [DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank()
+        [call("desk-ask"), say("done")],
+        [call("bank-pay"), say("not paid")],
+        bank=Bank(),
+        desk=Desk(),
     )
     result = await invoke(planner_with("chat", plan=False), kernel)
     assert result.status == "answered"

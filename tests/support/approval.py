@@ -142,7 +142,7 @@ class Outcome:
 
     @property
     def waiting(self) -> list[str]:
-        return [one["id"] for one in self.pending]
+        return [one["path"] for one in self.pending]
 
 
 Kind = Literal["planner", "service", "handler"]

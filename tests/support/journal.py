@@ -14,6 +14,7 @@ from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
     CallFinished,
+    CallLeft,
     CallStarted,
     CallsWithheld,
     Clarified,
@@ -21,6 +22,7 @@ from planner_ext.core.facts import (
     Fact,
     FurtherQuestion,
     Guards,
+    HappenedInside,
     IterationCompleted,
     MessageAdded,
     ModelAsked,
@@ -224,6 +226,25 @@ FACTS: tuple[Fact, ...] = (
     ModelAsked(iteration=1, index=0, usage=USAGE, at=7.0),
     NestedCallStarted(iteration=1, index=1, function="plugin-f", usage=USAGE, at=7.0),
     RequestFailed(iteration=1, reason="it broke", usage=USAGE, at=8.0, seconds=0.2),
+    CallLeft(
+        iteration=1,
+        index=1,
+        call_id="call_2",
+        function="plugin-f",
+        spent=USAGE,
+        at=8.2,
+    ),
+    HappenedInside(
+        iteration=1,
+        index=1,
+        run=2,
+        fact=HappenedInside(
+            iteration=3,
+            index=4,
+            run=1,
+            fact=ModelAsked(iteration=5, index=6, usage=USAGE, at=8.3),
+        ),
+    ),
     BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
     SharedBudgetsChecked(
         limit="per user: max_cost", reason="It was reached.", answer=True, at=9.6

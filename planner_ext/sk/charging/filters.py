@@ -19,9 +19,9 @@ from planner_ext.approval.decisions import (
     digest_of,
     fingerprint_of,
     hooks_of,
-    path_of,
 )
 from planner_ext.approval.guards import Policy
+from planner_ext.core.state import path_of
 from planner_ext.engine.gate import Approver, InterceptorChain
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 from planner_ext.sk.functions.toolset import (

@@ -45,6 +45,9 @@ from semantic_kernel.filters.functions.function_invocation_context import (
     FunctionInvocationContext,
 )
 from semantic_kernel.functions import FunctionResult, KernelFunction
+from semantic_kernel.functions.kernel_function_from_prompt import (
+    KernelFunctionFromPrompt,
+)
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import (
@@ -56,7 +59,7 @@ from planner_ext.approval.decisions import (
     approval_required,
 )
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
-from planner_ext.core.facts import CallDecided
+from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.core.limits import Budget, Left, Price
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, frozen, updated
@@ -75,31 +78,72 @@ from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.functions.conversion import InvalidArguments
 from planner_ext.sk.functions.execution import Next, in_place, runnable
-from planner_ext.sk.functions.toolset import agent_of, contents_of, tool_of
-from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
+from planner_ext.sk.functions.toolset import Tool, agent_of, contents_of, tool_of
+from planner_ext.sk.messages import (
+    merge_reported,
+    read_iterations,
+    usage_in,
+)
 
 _PLANNER: Final = "__planner_ext_planner__"
 
 
-def mark_planner(function: Callable[..., Any], planner: object) -> None:
-    """Declare that a function is this planner, which its own runs do not offer."""
-    setattr(function, _PLANNER, planner)
+def mark_planner(
+    function: Callable[..., Any], planner: object, kernel: Kernel | None = None
+) -> None:
+    """Declare that a function is this planner, with its own kernel or the one that it is called on."""
+    setattr(function, _PLANNER, (planner, kernel))
 
 
-def planner_of(function: KernelFunction | None) -> object | None:
-    """Read the mark of `mark_planner`, or None."""
-    return getattr(getattr(function, "method", None), _PLANNER, None)
+def planner_of(function: KernelFunction | None) -> Any:
+    """Read the planner mark of a kernel's function: it is not offered inside its own runs. None without one."""
+    return _planner_mark(function)[0]
+
+
+def planner_kernel_of(function: KernelFunction | None) -> Kernel | None:
+    """Read the kernel of a function that is a planner; None if it runs on the one that it is called on."""
+    return _planner_mark(function)[1]
+
+
+def _planner_mark(function: KernelFunction | None) -> tuple[Any, Kernel | None]:
+    return getattr(getattr(function, "method", None), _PLANNER, (None, None))
+
+
+def may_be_called_again(function: KernelFunction, tool: Tool) -> bool:
+    """Return whether a function may be called again where a run in it waits: it has no code of its own, or says so."""
+    return (
+        planner_of(function) is not None
+        or tool.restarts
+        or isinstance(function, KernelFunctionFromPrompt)
+        or own_agent_of(function) is not None
+    )
+
+
+def own_agent_of(function: KernelFunction) -> Any:
+    """Find the agent that a function is, without code of an application around it; None for another function."""
+    method = getattr(function, "method", None)
+    is_own = getattr(method, "__name__", "") == "_as_kernel_function"
+    return agent_of(method) if is_own else None
 
 
 @frozen
 class ParentRun:
-    """The run and the call in which a function runs; outermost planner and gate first."""
+    """The run and the call in which a function runs; outermost planner and gate first.
+
+    Attributes:
+        run: Which run of the call is made; None if the run around does not record it.
+        known: What has happened in it before the function was called again.
+        continues: Whether it has begun before.
+    """
 
     planners: tuple[object, ...]
     gates: tuple[InterceptorChain, ...]
     price: Price | None = None
     stop: StopHandle | None = None
     tab: Tab
+    run: int | None = None
+    known: Sequence[Fact] = ()
+    continues: bool = False
 
     def check(self) -> None:
         """Refuse requests and functions after the end of the call, or a stop of its run."""
@@ -112,6 +156,12 @@ class ParentRun:
             raise NestedRunRefusedError(
                 f"The run was asked to stop: {self.stop.reason}"
             )
+
+    def enter(self) -> "ParentRun":
+        """Number a run that the function makes, and list what has happened in it before; see `Tab.enter`."""
+        run = self.tab.enter()
+        known = () if run is None else self.tab.facts_of(run)
+        return replace(self, run=run, known=known, continues=bool(known))
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
@@ -382,6 +432,10 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
 
     Another function is returned itself.
     """
+    if isinstance(function, KernelFunctionFromPrompt) and tab.begun() is not None:
+        from planner_ext.sk.charging.again import without_rendering  # noqa: PLC0415  (only where it is called again)
+
+        return without_rendering(function, tab)
     method = getattr(function, "method", None)
     agent = None if method is None else agent_of(method)
     if agent is None:
@@ -392,6 +446,10 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
     object.__setattr__(
         copied, "__pydantic_private__", agent.__pydantic_private__
     )  # what it remembers stays its own
+    if tab.begun() is not None:
+        from planner_ext.sk.charging.again import not_rendered  # noqa: PLC0415  (only where a function is called again)
+
+        vars(copied)["format_instructions"] = not_rendered(tab)
     return function.model_copy(update={"method": _held_by(method, agent, copied)})
 
 

@@ -1,5 +1,6 @@
 """The context of one run, with its kernel, connector and options: every door prepares it in the same way."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
@@ -29,12 +30,12 @@ from semantic_kernel.utils.telemetry.model_diagnostics.decorators import (
 
 from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.guards import guard_name, hook_names
-from planner_ext.core.accounts import SharedBudgets
+from planner_ext.core.accounts import CallWaits, SharedBudgets
 from planner_ext.core.errors import shown
-from planner_ext.core.facts import Fact, Guards, Rules, RunStarted
+from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
-from planner_ext.core.state import State
+from planner_ext.core.state import Phase, State
 from planner_ext.engine.batch import BudgetHandle, CallFailedError
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine
@@ -87,7 +88,6 @@ from planner_ext.sk.run.tools import KernelFunctions
 
 if TYPE_CHECKING:
     from planner_ext.engine.telemetry import Invocation
-    from planner_ext.sk.run.resume import ResumeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,9 @@ class RunContext:
     hands_over: bool
 
     def new_run_id(self, goal: str = "") -> str:
-        """Name the run that begins."""
+        """Name the run that begins; one inside a call has the same name whenever its function is called again."""
+        if self.parent is not None and self.parent.run is not None:
+            return self.parent.tab.name_of(self.parent.run)
         return uuid4().hex if self.tape is None else self.tape.run_id(goal)
 
     def rules(self) -> Rules:
@@ -216,6 +218,12 @@ class RunContext:
             authorize=hook_names(options.approval.authorize),
         )
 
+    def guards_inside(self) -> Guards | None:
+        """List the guards of a run inside a call that a store keeps; None of any other."""
+        parent = self.parent
+        is_kept = parent is not None and parent.run is not None and parent.tab.is_kept
+        return self.guards() if is_kept else None
+
     def engine(
         self,
         facts: Sequence[Fact],
@@ -260,6 +268,7 @@ class RunContext:
             stop_on_unknown=options.execution.stop_on_unknown_function,
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
             within=around,
+            run=None if self.parent is None else self.parent.run,
             new_budget=None if budget is None else partial(self._new_budget, budget),
             shared=None if charged_around else self.shared,
             tracing=self.invocation,
@@ -300,25 +309,6 @@ class RunContext:
         self.chat.meter = self.meter(limits=limits)
         return limits, by
 
-    async def resumed(self, request: "ResumeRequest") -> tuple[Fact, ...]:
-        """List the facts with which the run is resumed; see `ResumeRequest.facts`."""
-        options = self.options
-        begun = request.checkpoint.facts[0]
-        if (
-            isinstance(begun, RunStarted)
-            and begun.rules.checked
-            and not options.check_answer
-        ):
-            raise InvalidOptionError(
-                "The run began with check_answer, which neither a checkpoint nor a store holds; there is none here. "
-                "Resume it with the one that it began with."
-            )
-        at = options.clock.now()
-        authorize = options.approval.authorize
-        return await request.facts(
-            self.functions, at, authorize=authorize, review_edit=self.gate.review_edit
-        )
-
     async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
         """Record the first new facts, and run an engine to its next pause or end.
 
@@ -339,7 +329,7 @@ class RunContext:
                     carry_run(error, fold(facts), facts, key)
                 raise
             if (
-                limit := engine.account.open()
+                limit := engine.account.open(continues=bool(known))
             ) is not None:  # other runs in the call have taken the rest meanwhile
                 raise nothing_left(limit)
             try:
@@ -355,6 +345,31 @@ class RunContext:
                 raise
             finally:
                 engine.account.close()
+        parent = self.parent
+        if parent is not None and engine.state.phase is Phase.PAUSED:
+            await _leave_function(parent)
+
+
+async def _leave_function(parent: ParentRun) -> None:
+    """Leave the function in which a run waits, once the function's other runs wait or have ended, too.
+
+    In a function that may not be called again this returns, and the run's result says
+    that it is paused.
+    """
+    tab = parent.tab
+    if parent.run is None or not tab.can_wait:
+        return
+    loop = asyncio.get_running_loop()
+    while tab.is_busy:
+        quiet = asyncio.Event()
+
+        def wake(quiet: asyncio.Event = quiet) -> None:
+            loop.call_soon_threadsafe(quiet.set)
+
+        tab.when_quiet.append(wake)
+        await quiet.wait()
+        tab.when_quiet.remove(wake)
+    raise CallWaits
 
 
 def prepare(
@@ -443,15 +458,15 @@ def prepare(
     gates = (chain,)
     if parent is not None:
         planners = parent.planners + planners
-        gates = parent.gates + gates
+        gates = _with_shortest(parent.gates + gates)
         stop = stop or parent.stop
     gate = RunGate(
         gates,
         filters,
         functions=lambda: tools.functions,
-        expires_in=merged.approval.expires_in,
+        expires_in=gates[0].options.expires_in,
         marked=not filters,
-        can_wait=parent is None,
+        can_wait=parent is None or parent.tab.can_wait,
         tab=around,
     )
     for one in filters:
@@ -505,7 +520,7 @@ def _merged(
     filters: Sequence[CallFilter],
 ) -> CheckedOptions:
     if parent is not None:
-        options = options.inside(parent)
+        options = options.inside(parent, continues=parent.continues)
     changes: dict[str, Any] = {}
     if (
         isinstance(behavior, BoundedFunctionChoiceBehavior)
@@ -612,6 +627,18 @@ _PROVIDERS = {
     "vertexai": "gcp.vertex_ai",
 }
 """OpenTelemetry's names for providers, where Semantic Kernel's differ."""
+
+
+def _with_shortest(
+    gates: tuple[InterceptorChain, ...],
+) -> tuple[InterceptorChain, ...]:
+    """Let a question inside a run be open only as long as each run around allows."""
+    given = [gate.options.expires_in for gate in gates]
+    shortest = min((seconds for seconds in given if seconds is not None), default=None)
+    return tuple(
+        replace(gate, options=replace(gate.options, expires_in=shortest))
+        for gate in gates
+    )
 
 
 def _with_batch(chat: KernelChat, state: State) -> ChatHistory:

@@ -436,11 +436,12 @@ class CheckedOptions:
         taken = (*self.taken, *inner.taken)
         return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
-    def inside(self, parent: ParentRun) -> "CheckedOptions":
-        """Add what the run around a nested run sets; refuse it once that run is over or has nothing left."""
-        parent.check()
-        if (limit := parent.tab.left().used_up()) is not None:
-            raise nothing_left(limit)
+    def inside(self, parent: ParentRun, *, continues: bool) -> "CheckedOptions":
+        """Add what the run around a nested run sets; refuse a new one once that run is over or has nothing left."""
+        if not continues:
+            parent.check()
+            if (limit := parent.tab.left().used_up()) is not None:
+                raise nothing_left(limit)
         around = parent.tab.account.state.rules.limits
         limits = Budget(
             max_calls_per_reply=None, max_result_tokens=around.max_result_tokens

@@ -10,12 +10,14 @@ from planner_ext.approval.waiting import only_asks, pending_calls
 from planner_ext.core.errors import UnansweredRunError, not_answered, waiting_text
 from planner_ext.core.facts import (
     CallFinished,
+    CallLeft,
     Clarified,
     Fact,
     IterationCompleted,
     ModelReplied,
     Planned,
     RequestFailed,
+    unwrapped,
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
@@ -175,14 +177,16 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
     """Sum the usage of all requests, in the connector's own type; others add only their tokens."""
     total: Any = None
     for fact in facts:
-        match fact:
-            case ModelReplied(message=message):
+        match unwrapped(fact):
+            case ModelReplied(message=message) if fact.type == "ModelReplied":
                 total = add_reported(total, _usage_in(message))
             case (
-                Planned(usage=usage)
+                ModelReplied(usage=usage)
+                | Planned(usage=usage)
                 | Clarified(usage=usage)
                 | RequestFailed(usage=usage)
                 | CallFinished(spent=Usage() as usage)
+                | CallLeft(spent=Usage() as usage)
             ):
                 total = add_reported(total, as_reported(usage))
             case _:

@@ -26,22 +26,38 @@ from planner_ext.approval.decisions import (
     further_digest,
     problem_of,
 )
-from planner_ext.approval.waiting import InDoubt, pending_calls, place_of, waiting_calls
+from planner_ext.approval.waiting import (
+    InDoubt,
+    pending_calls,
+    place_of,
+    waiting_calls,
+    waiting_everywhere,
+)
 from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
+    CallLeft,
     CallStarted,
     Clarified,
     Ended,
     Fact,
     FunctionOutcome,
+    HappenedInside,
     Resumed,
 )
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
-from planner_ext.core.state import TRANSITIONS, Call, Phase, State
+from planner_ext.core.state import (
+    TRANSITIONS,
+    Call,
+    OpenRun,
+    Phase,
+    State,
+    open_runs,
+    path_of,
+)
 from planner_ext.core.values import RequestedCall, frozen
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
@@ -53,7 +69,11 @@ from planner_ext.engine.effects import (
     TookEffect,
     idempotency_key,
 )
-from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
+from planner_ext.engine.journal import (
+    cancellation_reason,
+    lost_requests,
+    stopping_facts,
+)
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.chat.reply import is_written_as
@@ -77,14 +97,19 @@ def check_record(state: State) -> None:
             f"this one stops in the middle: it is {state.phase}. It was cut short."
         )
     check_calls(state)
-    if state.phase is Phase.PAUSED and not waiting_calls(state):
+    if state.phase is Phase.PAUSED and not waiting_everywhere(state):
         raise InvalidCheckpointError(
             "Expected a paused run with a call that waits; none does. It was altered."
         )
 
 
 def check_calls(state: State) -> None:
-    """Refuse a run whose open calls contradict their message, or what was decided of them."""
+    """Refuse a run whose open calls, at any depth, contradict their message, or what was decided of them."""
+    for run in open_runs(state):
+        _check_calls(run.state)
+
+
+def _check_calls(state: State) -> None:
     if state.batch is None:
         return
     if not is_written_as(
@@ -198,12 +223,25 @@ ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Re
 """Reviews the edit in an answer; see `planner_ext.engine.gate.Review.of_edit`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deciding:
+    """What decisions on the calls of one run are checked with."""
+
+    functions: Functions
+    authorize: Authorize | Sequence[Authorize] | None
+    review_edit: ReviewEdit
+    effect_of: Callable[[str], Effect]
+
+
 @dataclass(frozen=True, slots=True)
 class _DecisionFacts:
     state: State
-    functions: Functions
-    review_edit: ReviewEdit
+    checks: Deciding
     now: float
+
+    @property
+    def functions(self) -> Functions:
+        return self.checks.functions
 
     def leave(self, call: Call, at: float) -> CallDecided | None:
         """Expire a question that was not answered, or ask it again; None if it waits as before."""
@@ -282,7 +320,7 @@ class _DecisionFacts:
         question = Defer(
             prompt=fact.prompt or None, roles=fact.roles, source=fact.source
         )
-        reviewed = await self.review_edit(asked, approval, question, self.state)
+        reviewed = await self.checks.review_edit(asked, approval, question, self.state)
         if call.started and isinstance(reviewed.decision, Defer):
             raise DecisionRefusedError(
                 f"The approval of {call.request.id!r} ({fact.function}) cannot be taken: the call is in doubt, and the "
@@ -447,12 +485,39 @@ def _is_late(fact: CallDecided, at: float) -> bool:
 
 
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
-    """Name the calls that further facts decide, start or have reviewed again; with their ids.
+    """Name the calls that further facts decide, start or have reviewed again, at any depth; with their paths.
 
     A name is a place in the journal: a call in doubt that was started since has another
-    one, and so has one of an ended run, whose decisions were forgotten.
+    one, and so has one of an ended run, whose decisions were forgotten. A call that
+    is called again is not taken: it may be left again.
     """
     state = fold(facts)
+    taken = _calls_taken(state, facts, more)
+    calls = () if state.batch is None else state.batch.calls
+    inside = {
+        (fact.iteration, fact.index, fact.run)
+        for fact in more
+        if isinstance(fact, HappenedInside)
+    }
+    for place in inside:
+        path = path_of(calls[place[1]].request.id)
+        within = calls_taken(_facts_in(place, facts), _facts_in(place, more))
+        taken |= {name: f"{path}/{call}" for name, call in within.items()}
+    return taken
+
+
+def _facts_in(place: tuple[int, int, int], facts: Sequence[Fact]) -> list[Fact]:
+    return [
+        fact.fact
+        for fact in facts
+        if isinstance(fact, HappenedInside)
+        and (fact.iteration, fact.index, fact.run) == place
+    ]
+
+
+def _calls_taken(
+    state: State, facts: Sequence[Fact], more: Sequence[Fact]
+) -> dict[bytes, str]:
     waiting = waiting_calls(state)
     decided = [
         call.request
@@ -464,7 +529,8 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     action = next_action(after)
     next_calls: list[RequestedCall] = []
     if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
-        next_calls = [after.batch.calls[index].request for index in action.indexes]
+        calls = [after.batch.calls[index] for index in action.indexes]
+        next_calls = [call.request for call in calls if not call.left]
     again = {
         call.request.id: _asked_again(call.decided_fact) for call in waiting.values()
     }
@@ -488,8 +554,11 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
         ).digest()
 
     return {
-        **{name("decided", request): request.id for request in decided},
-        **{name(type(action).__name__, request): request.id for request in next_calls},
+        **{name("decided", request): path_of(request.id) for request in decided},
+        **{
+            name(type(action).__name__, request): path_of(request.id)
+            for request in next_calls
+        },
     }
 
 
@@ -525,7 +594,7 @@ def cancelling_facts(
         raise RunEndedError(
             f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
         )
-    lost = lost_request(state, at=at)
+    lost = lost_requests(state, at=at)
     return (
         *lost,
         *stopping_facts(
@@ -576,12 +645,7 @@ class ResumeRequest:
         object.__setattr__(self, "decisions", as_given(self.decisions))
 
     async def facts(
-        self,
-        functions: Functions,
-        at: float,
-        *,
-        authorize: Authorize | Sequence[Authorize] | None,
-        review_edit: ReviewEdit,
+        self, deciding: Callable[[OpenRun], "Deciding"], at: float
     ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
@@ -590,38 +654,95 @@ class ResumeRequest:
         if it would now get another value, with a new fingerprint. An undecided call
         whose question has expired is answered as expired.
 
+        Args:
+            deciding: Returns what decisions in a run, this one or one inside it, are
+                checked with.
+            at: Now, in seconds since the epoch.
+
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
             DecisionRefusedError: If one of the decisions is invalid; names the call.
         """
         state = self.checkpoint.state()
         check_record(state)
-        pending = {call.id: call for call in pending_calls(state)}
-        decisions = self.decisions
-        waiting = {call.request.id: call for call in waiting_calls(state).values()}
-        for name in decisions:
-            if name not in waiting:
+        pending = {call.path: call for call in pending_calls(state)}
+        waiting = waiting_everywhere(state)
+        named = self._by_path(waiting)
+        checks = {run.path: deciding(run) for run, _ in waiting.values()}
+        show = self.described or _as_it_is
+        for path, name in named.items():
+            asked = [(show(pending[path]), name, self.decisions[name])]
+            run, _ = waiting[path]
+            authorize = checks[run.path].authorize
+            await let_in(state.run_id, asked, authorize, verified=self.verified)
+        made: dict[str, Sequence[Fact]] = {}
+        runs = tuple(open_runs(state))
+        for run in runs:
+            calls = {
+                path: call
+                for path, (of, call) in waiting.items()
+                if of.path == run.path
+            }
+            made[run.path] = (
+                await self._of_run(
+                    _DecisionFacts(run.state, checks[run.path], at), calls, named
+                )
+                if calls
+                else ()
+            )
+        facts: list[Fact] = []
+        for run in runs:
+            goes_on = any(path.startswith(run.path) and made[path] for path in made)
+            if goes_on or not run.place:
+                limits = None if run.place else self.budget
+                facts += map(
+                    run.wrapped, (Resumed(limits=limits, at=at), *made[run.path])
+                )
+        return tuple(facts)
+
+    async def _of_run(
+        self,
+        taking: "_DecisionFacts",
+        calls: Mapping[str, Call],
+        named: Mapping[str, str],
+    ) -> Sequence[Fact]:
+        """List what is decided of the calls of one run, then what becomes of the others."""
+        at = taking.now
+        decided: list[Fact | None] = []
+        for path, call in calls.items():
+            if (name := named.get(path)) is None:
+                continue
+            try:
+                decided_at = self.decided_at.get(name, at)
+                decided.append(
+                    await taking.take(call, self.decisions[name], decided_at)
+                )
+            except DecisionRefusedError as error:
+                error.call_id = name
+                raise
+        decided += [
+            taking.leave(call, at) for path, call in calls.items() if path not in named
+        ]
+        return [fact for fact in decided if fact is not None]
+
+    def _by_path(self, waiting: Mapping[str, object]) -> dict[str, str]:
+        """Find what waits by the names of the decisions: paths, or plain ids; in the order in which it waits.
+
+        Raises:
+            DecisionRefusedError: If something is named that does not wait.
+        """
+        found = dict[str, str]()
+        for name in self.decisions:
+            path = name if name in waiting else path_of(name)
+            if path not in waiting:
                 there = ", ".join(sorted(waiting)) or "none"
                 raise DecisionRefusedError(
                     f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
                     "It was decided before, belongs to another run, or never was.",
                     call_id=name,
                 )
-        decided = {name: call for name, call in waiting.items() if name in decisions}
-        show = self.described or _as_it_is
-        asked = [(show(pending[name]), name, decisions[name]) for name in decided]
-        await let_in(state.run_id, asked, authorize, verified=self.verified)
-        made = _DecisionFacts(state, functions, review_edit, at)
-        facts: list[Fact | None] = [
-            await made.take(call, decisions[name], self.decided_at.get(name, at))
-            for name, call in decided.items()
-        ]
-        facts += [
-            made.leave(call, at)
-            for name, call in waiting.items()
-            if name not in decided
-        ]
-        return (Resumed(limits=self.budget, at=at), *filter(None, facts))
+            found[path] = name
+        return {path: found[path] for path in waiting if path in found}
 
 
 # The calls that had started when their process ended: run again, asked about, or left in doubt.
@@ -630,39 +751,71 @@ class ResumeRequest:
 async def recovery_facts(
     state: State,
     *,
-    effect_of: Callable[[str], Effect],
-    functions: Functions,
+    deciding: Callable[[OpenRun], Deciding],
     in_doubt: InDoubt,
     at: float,
 ) -> tuple[Fact, ...]:
     """List the facts that resume an interrupted run; a call in doubt that a person must decide gets none.
 
-    No started call has finished: the run's process died.
+    No started call has finished: the run's process died. A call that may be called
+    again was left, and so the runs in it are recovered, too; unless it has called
+    functions itself and no run in it has begun, so that it would call them again.
+
+    Args:
+        state: The run.
+        deciding: Returns what the calls of a run, this one or one inside it, are
+            checked with.
+        in_doubt: Who handles calls in doubt.
+        at: Now, in seconds since the epoch.
     """
+    found: list[Fact] = []
+    for run in open_runs(state):
+        if run.state.batch is not None and run.state.phase is not Phase.PAUSED:
+            found += map(run.wrapped, await _recovered(run, deciding, in_doubt, at))
+    return tuple(found)
+
+
+async def _recovered(
+    run: OpenRun,
+    deciding: Callable[[OpenRun], Deciding],
+    in_doubt: InDoubt,
+    at: float,
+) -> list[Fact]:
+    state = run.state
     batch = state.batch
-    if batch is None:
-        return ()
+    assert batch is not None, "only open batches are recovered"
     facts: list[Fact] = []
     for call in batch.calls:
         decided = call.decided
         if not call.started or call.answer is not None or decided is None:
             continue
-        effect = effect_of(decided.function)
+        checks = deciding(run)
+        effect = checks.effect_of(decided.function)
+        unknown = call.recorded.tool_calls > 0 or effect.kind != "once"
+        if decided.nested and (len(call.runs) > call.entered or not unknown):
+            facts.append(
+                CallLeft(
+                    iteration=decided.iteration,
+                    index=decided.index,
+                    call_id=decided.call_id,
+                    function=decided.function,
+                    at=at,
+                )
+            )
+            continue
         if effect.kind == "once":
             answer = await _probed(effect.probe, state, call, decided)
         else:  # a call that would get another value is not repeated: the first one may have taken effect
-            answer = (
-                NoEffect()
-                if is_as_decided(functions.check(call.request, decided.edited), decided)
-                else None
-            )
+            resolved = checks.functions.check(call.request, decided.edited)
+            answer = NoEffect() if is_as_decided(resolved, decided) else None
         if isinstance(answer, NoEffect):
             facts.append(replace(decided, at=at))
         elif isinstance(answer, TookEffect):
-            facts.append(_finished(decided, "ok", functions.encode(answer.result), at))
+            result = checks.functions.encode(answer.result)
+            facts.append(_finished(decided, "ok", result, at))
         elif in_doubt == "model":
             facts.append(_finished(decided, "cancelled", IN_DOUBT, at))
-    return tuple(facts)
+    return facts
 
 
 async def _probed(

@@ -43,7 +43,7 @@ from planner_ext.engine.ports import Finished
 from planner_ext.sk.charging.nested import (
     ParentRun,
     Wrap,
-    planner_of,
+    may_be_called_again,
     refusal_in,
     view_of,
     with_own_view,
@@ -192,7 +192,7 @@ class KernelFunctions:
             converted=converted,
             signature=tool.signature,
             parameters=tool.schema,
-            nested=planner_of(function) is not None,
+            nested=may_be_called_again(function, tool),
             threaded=self.execution.threads and tool.blocks,
             said=tool.said(parsed),
         )
@@ -214,9 +214,9 @@ class KernelFunctions:
             )
         run = self._start(call, checked, function, state, index)
         if tab is not None and self.wrap is not None and run.tool.asks_model:
-            agents = with_own_view(function, tab, self.wrap)
-            if agents is not function:
-                run.target = runnable(agents, run.tool, threads=self.execution.threads)
+            own = with_own_view(function, tab, self.wrap)
+            if own is not function:
+                run.target = runnable(own, run.tool, threads=self.execution.threads)
         kernel: Any = self.kernel  # its lists of filters are typed in part only
         if not (
             kernel.auto_function_invocation_filters

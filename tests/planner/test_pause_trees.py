@@ -1,0 +1,160 @@
+"""Trees of runs against a reference: each effect once, each request charged exactly, at every level."""
+
+import asyncio
+from copy import deepcopy
+from random import Random
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner_ext import Budget, Checkpoint
+from planner_ext.approval.decisions import Decision
+from planner_ext.approval.waiting import pending_calls
+from planner_ext.core.facts import CallDecided, Ended, Fact, place_of_fact, unwrapped
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.state import Phase, State, run_at
+from planner_ext.sk.chat.history import check_history
+from support.trees import PRICE, Died, Journal, Node, World, trees
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecationWarning"
+)
+"""Semantic Kernel looks at every attribute of an agent that is added as a plugin, deprecated ones among them."""
+
+OnDeferred = Literal["hold_all", "run_safe_first"]
+
+drawn = given(
+    tree=trees,
+    on_deferred=st.sampled_from(("hold_all", "run_safe_first")),
+    seed=st.integers(0, 10**6),
+)
+few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class EveryName:
+    """What holds every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def ended_runs(facts: list[Fact]) -> dict[str, State]:
+    """Fold a journal, and return each run inside at its end, by name."""
+    state = State()
+    ended: dict[str, State] = {}
+    for fact in facts:
+        state = apply(state, fact)
+        run = run_at(state, place_of_fact(fact))
+        if isinstance(unwrapped(fact), Ended) and run is not None:
+            ended[run.run_id] = run
+    return ended
+
+
+def node_of(world: World, run: State) -> Node:
+    """Find what a run is in its tree, by the number in its goal or first messages."""
+    text = run.goal or " ".join(str(getattr(one, "content", one)) for one in run.given)
+    return world.node(int(text.split("#")[1]))
+
+
+async def played(world: World, draw: Random, *, cancels: bool = False) -> Any:
+    """Play a tree to its end, from checkpoint to checkpoint."""
+    planner, kernel = world.process()
+    result = await planner.invoke(kernel, world.goal)
+    while result.status == "paused":
+        checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
+        assert checkpoint.state().usage == result.usage
+        if cancels and draw.random() < 0.1:
+            other, _ = world.process()
+            stopped = other.cancel(checkpoint, by="bob")
+            assert (stopped.status, stopped.iterations) == ("stopped", world.sent)
+            check_history(stopped.chat_history.messages, EveryName())
+        if draw.random() < 0.2:
+            planner, kernel = world.process()
+        decisions = world.decisions(result.pending, draw)
+        result = await planner.resume(kernel, checkpoint, decisions)
+    return result
+
+
+@few
+@drawn
+def test_each_effect_happens_once_and_each_request_is_charged_at_every_level(
+    tree: Node, on_deferred: OnDeferred, seed: int
+) -> None:
+    """Whatever waits, and in whatever order it is decided, in part or at once."""
+    world = World(deepcopy(tree), on_deferred)
+    result = asyncio.run(played(world, Random(seed), cancels=True))
+    assert result.status == "answered"
+    assert world.done == tree.effects
+    assert result.iterations == world.sent == tree.requests
+    assert result.tool_calls == tree.starts
+    assert abs(result.usage.cost - PRICE * tree.requests) < 1e-9
+    for run in ended_runs(result.facts).values():
+        node = node_of(world, run)
+        spent = (run.usage.iterations, run.usage.tool_calls)
+        assert spent == (node.requests, node.starts)
+
+
+@few
+@drawn
+def test_no_limit_of_any_run_is_exceeded(
+    tree: Node, on_deferred: OnDeferred, seed: int
+) -> None:
+    """Runs inside end at their limits, or at those around, and their functions say so."""
+    draw = Random(seed)
+    most = draw.randint(1, tree.requests + 2)
+    ends = draw.choice(("answer", "stop"))
+    calls = draw.choice((None, 5))
+    budget = Budget(max_iterations=most, max_tool_calls=calls, on_limit=ends)
+    inner_ends = draw.choice(("answer", "raise", "stop"))
+    inner = Budget(max_iterations=draw.randint(1, 8), on_limit=inner_ends)
+    world = World(deepcopy(tree), on_deferred, budget, inner)
+    result = asyncio.run(played(world, draw))
+    assert result.status in ("answered", "limit_reached")
+    assert all(count <= 1 for count in world.done.values())
+    assert set(+world.done) <= set(tree.effects)
+    assert world.sent == result.iterations <= most
+    check_history(result.chat_history.messages, EveryName())
+
+
+async def survived(world: World, draw: Random) -> tuple[Any, Journal, int]:
+    """Play a tree as a store does, in processes that die at any append."""
+    journal = Journal()
+    decisions: dict[str, Decision] = {}
+    deaths = 0
+    while True:
+        journal.begin(draw.randint(1, 25) if deaths < 6 else None, draw.random() < 0.5)
+        try:
+            result = await world.live(journal, decisions)
+        except Died:
+            deaths += 1
+            state = fold(journal.facts)
+            paused = state.phase is Phase.PAUSED
+            waiting = {one.path for one in pending_calls(state)} if paused else set()
+            decisions = {name: decisions[name] for name in decisions if name in waiting}
+            continue
+        if result.status != "paused":
+            return result, journal, deaths
+        decisions = world.decisions(result.pending, draw)
+
+
+@few
+@drawn
+def test_a_death_at_any_append_repeats_nothing(
+    tree: Node, on_deferred: OnDeferred, seed: int
+) -> None:
+    """What was in doubt is told and not run again; each request is charged, lost ones by the deaths alone."""
+    world = World(deepcopy(tree), on_deferred)
+    result, journal, deaths = asyncio.run(survived(world, Random(seed)))
+    assert result.status == "answered"
+    assert all(count <= 1 for count in world.done.values())
+    assert set(+world.done) <= set(tree.effects)
+    told = [unwrapped(fact) for fact in journal.facts]
+    lost = sum(
+        isinstance(one, CallDecided) and one.answer == "in doubt" for one in told
+    )
+    assert (tree.effects - world.done).total() <= lost
+    in_one_batch = 3
+    assert world.sent <= result.iterations <= world.sent + deaths * in_one_batch
+    check_history(result.chat_history.messages, EveryName())

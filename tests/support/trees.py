@@ -1,0 +1,343 @@
+"""Trees of runs: planners, prompts, agents and code that make runs inside runs, and what these must have done.
+
+A tree is data. `World` plays it: each model says what the tree says, each function
+notes its effect, and persons decide as the tree says, in an order that is drawn.
+`Node.effects` and `Node.requests` are the reference.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Annotated, Any, Literal, TypeAlias
+
+from hypothesis import strategies as st
+from semantic_kernel import Kernel
+from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
+from semantic_kernel.functions import kernel_function
+from semantic_kernel.functions.kernel_function_from_prompt import (
+    KernelFunctionFromPrompt,
+)
+
+from planner_ext import (
+    ApprovalSettings,
+    Approve,
+    Budget,
+    Defer,
+    Deny,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    Supply,
+    requires_approval,
+)
+from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.core.facts import Fact
+from planner_ext.durable import effect
+from planner_ext.engine.activation import Activation
+from planner_ext.engine.document import dump_facts, load_facts
+from planner_ext.plugin import PlannerPlugin
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
+from support.stock import stock
+
+Fate: TypeAlias = Literal["approve", "deny", "supply", "edit"]
+Asked: TypeAlias = Literal["mark", "policy", "refused", "nobody"]
+Kind: TypeAlias = Literal["plan", "ask", "clerk", "own"]
+EDITED = 1000
+PRICE = 0.25
+Hidden = Annotated[Kernel, {"include_in_function_choices": False}]
+
+
+@dataclass(kw_only=True)
+class Leaf:
+    """A call with an effect: who is asked about it, and what they say."""
+
+    asked: Asked
+    fate: Fate
+    id: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.asked in ("mark", "policy")
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A run: what makes it, and its batches."""
+
+    kind: Kind
+    batches: list[list["Leaf | Node"]]
+    id: int = 0
+
+    def nodes(self) -> "Iterator[Node]":
+        yield self
+        for one in (one for batch in self.batches for one in batch):
+            if isinstance(one, Node):
+                yield from one.nodes()
+
+    def leaves(self) -> Iterator[Leaf]:
+        for node in self.nodes():
+            for batch in node.batches:
+                yield from (one for one in batch if isinstance(one, Leaf))
+
+    @property
+    def requests(self) -> int:
+        """How many requests the run and those inside it make where no limit is reached."""
+        return sum(len(node.batches) + 1 for node in self.nodes())
+
+    @property
+    def effects(self) -> Counter[int]:
+        """What its functions, and those inside, have done at the end."""
+        done = Counter[int]()
+        for leaf in self.leaves():
+            if leaf.asked == "nobody" or (leaf.waits and leaf.fate == "approve"):
+                done[leaf.id] += 1
+            elif leaf.waits and leaf.fate == "edit":
+                done[leaf.id + EDITED] += 1
+        return done
+
+    @property
+    def starts(self) -> int:
+        """How many calls of it and of the runs inside have started."""
+        inside = sum(1 for _ in self.nodes()) - 1
+        return self.effects.total() + inside
+
+
+leaves = st.builds(
+    Leaf,
+    asked=st.sampled_from(("mark", "mark", "policy", "refused", "nobody")),
+    fate=st.sampled_from(("approve", "approve", "deny", "supply", "edit")),
+)
+
+
+def nodes(depth: int) -> st.SearchStrategy[Node]:
+    """Draw a run with up to this many levels of runs in it."""
+    items: st.SearchStrategy[Leaf | Node] = leaves
+    if depth:
+        items = st.one_of(leaves, nodes(depth - 1))
+    batches = st.lists(st.lists(items, min_size=1, max_size=3), min_size=1, max_size=2)
+    kinds = st.sampled_from(("plan", "plan", "ask", "clerk", "own"))
+    return st.builds(Node, kind=kinds, batches=batches)
+
+
+def numbered(tree: Node) -> Node:
+    """Number the runs and calls of a tree; code of an application takes no edits in the runs it makes."""
+    for number, node in enumerate(tree.nodes(), 1):
+        node.id = number
+    for number, leaf in enumerate(tree.leaves(), 1):
+        leaf.id = number
+    for node in tree.nodes():
+        if node.kind == "own" and node.id > 1:
+            for leaf in node.leaves():
+                leaf.fate = "approve" if leaf.fate == "edit" else leaf.fate
+    return tree
+
+
+trees = nodes(3).map(numbered)
+
+
+class Died(BaseException):
+    """The process has ended."""
+
+
+@dataclass
+class Journal:
+    """A store that ends the process at one of its appends, before or after it has written."""
+
+    facts: list[Fact] = field(default_factory=list[Fact])
+    dies_at: int | None = None
+    written: bool = False
+    dead: bool = False
+    appends: int = 0
+
+    def begin(self, dies_at: int | None, written: bool) -> None:
+        """Let the next process begin, which dies at an append, with or without having written."""
+        self.dead = False
+        self.appends = 0
+        self.dies_at = dies_at
+        self.written = written
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+        self.appends += 1
+        if self.dead or (self.appends == self.dies_at and not self.written):
+            self.dead = True
+            raise Died
+        assert seq == len(self.facts)
+        self.facts.extend(facts)
+        if self.appends == self.dies_at:
+            self.dead = True
+            raise Died
+
+
+@dataclass(eq=False)
+class World:
+    """What plays a tree, in one process after another."""
+
+    tree: Node
+    on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
+    budget: Budget = field(default_factory=Budget)
+    inner_budget: Budget = field(default_factory=Budget)
+    done: Counter[int] = field(default_factory=Counter[int])
+    sent: int = 0
+    lives: int = 0
+
+    def __post_init__(self) -> None:
+        self._nodes = {node.id: node for node in self.tree.nodes()}
+        self._leaves = {leaf.id: leaf for leaf in self.tree.leaves()}
+
+    def process(self) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+        """Make planner and kernel, as a new process does."""
+        self.lives += 1
+        kernel = Kernel(services=[ScriptedChatCompletion(self._reply)])
+        kernel.add_plugin(_Bank(self.done), "bank")
+        planners = [self._planner(self.budget)]
+        planners += [self._planner(self.inner_budget) for _ in range(3)]
+        for level in (1, 2, 3):
+            kernel.add_plugin(PlannerPlugin(planners[level]), f"plan{level}")
+            kernel.add_plugin(_Own(planners[level]), f"own{level}")
+            kernel.add_function(f"ask{level}", _prompt(f"ask{level}"))
+            agent = ChatCompletionAgent(kernel=kernel, name=f"clerk{level}")
+            kernel.add_plugin(agent, f"clerk{level}")
+        return planners[0], kernel
+
+    def _planner(self, budget: Budget) -> FunctionCallingStepwisePlanner:
+        is_root = budget is self.budget
+        approval = ApprovalSettings(on_deferred=self.on_deferred, authorize=_allow)
+        options = FunctionCallingStepwisePlannerOptions(
+            plan=False,
+            max_iterations=budget.max_iterations or 10_000,
+            budget=budget,
+            price=lambda _model, _usage: PRICE,
+            approval=approval,
+            interceptors=[self._policy] if is_root else [],
+        )
+        return FunctionCallingStepwisePlanner(options=options)
+
+    def _policy(self, asked: ToolCall) -> Decision | None:
+        leaf = self._leaves.get(int(asked.arguments.get("id", 0)))
+        if leaf is None or leaf.asked == "nobody" or leaf.asked == "mark":
+            return None
+        return Deny("never") if leaf.asked == "refused" else Defer(roles=["boss"])
+
+    def _reply(self, request: ScriptedRequest) -> ScriptedReply:
+        self.sent += 1
+        said = next(one for one in request.messages if one["role"] == "user")
+        node = self._nodes[int(str(said["content"]).split("#")[1])]
+        turn = sum("tool_calls" in one for one in request.messages)
+        if turn >= len(node.batches) or not request.tools:
+            return say(f"Done {node.id}.")
+        level = self._level(node)
+        return calls(*(_asked_for(one, level + 1) for one in node.batches[turn]))
+
+    def node(self, number: int) -> Node:
+        """Return a run of the tree by its number."""
+        return self._nodes[number]
+
+    def _level(self, node: Node) -> int:
+        return sum(node in one.nodes() for one in self.tree.nodes()) - 1
+
+    @property
+    def goal(self) -> str:
+        return f"Go #{self.tree.id}#"
+
+    def decisions(
+        self, pending: Sequence[ToolCall], draw: Random
+    ) -> dict[str, Decision]:
+        """Decide some of what waits, as the tree says; nobody runs a call in doubt again."""
+        some = draw.sample(list(pending), draw.randint(1, len(pending)))
+        return {one.path: self._decision(one) for one in some}
+
+    def _decision(self, asked: ToolCall) -> Decision:
+        if asked.in_doubt:
+            return Supply("in doubt", by="ann")
+        match self._leaves[int(asked.arguments["id"])].fate:
+            case "approve":
+                return Approve(by="ann")
+            case "deny":
+                return Deny("no", by="ann")
+            case "supply":
+                return Supply("told", by="ann")
+            case "edit":
+                return Approve(
+                    by="ann", arguments={"id": asked.arguments["id"] + EDITED}
+                )
+
+    async def live(self, journal: Journal, decisions: dict[str, Decision]) -> Any:
+        """Drive the run in one process, as a worker does, from its journal as another process reads it."""
+        planner, kernel = self.process()
+        journal.facts = list(load_facts(dump_facts(journal.facts)))
+        activation = Activation(
+            run_id="run",
+            goal=self.goal,
+            store=journal,
+            facts=tuple(journal.facts),
+            decisions=decisions,
+        )
+        return await planner.journaled(kernel, activation).result()
+
+
+async def _allow(request: Any) -> bool:
+    return bool(request.by)
+
+
+def _asked_for(one: Leaf | Node, level: int) -> Any:
+    if isinstance(one, Leaf):
+        return call("bank-pay" if one.asked == "mark" else "bank-look", {"id": one.id})
+    goal = f"Go #{one.id}#"
+    names = {
+        "plan": (f"plan{level}-reach_goal", {"goal": goal}),
+        "own": (f"own{level}-work", {"goal": goal}),
+        "ask": (f"ask{level}-ask{level}", {"goal": goal}),
+        "clerk": (f"clerk{level}-clerk{level}", {"messages": goal}),
+    }
+    return call(*names[one.kind])
+
+
+def _prompt(name: str) -> KernelFunctionFromPrompt:
+    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=_auto())
+    return KernelFunctionFromPrompt(
+        function_name=name,
+        plugin_name=name,
+        prompt="{{$goal}}",
+        prompt_execution_settings=settings,
+    )
+
+
+def _auto() -> Any:
+    return stock.Auto()
+
+
+@dataclass
+class _Bank:
+    done: Counter[int]
+
+    @requires_approval
+    @kernel_function(description="Pays.")
+    async def pay(self, id: int) -> str:
+        self.done[id] += 1
+        return f"paid {id}"
+
+    @kernel_function(description="Looks.")
+    async def look(self, id: int) -> str:
+        self.done[id] += 1
+        return f"seen {id}"
+
+
+@dataclass
+class _Own:
+    planner: FunctionCallingStepwisePlanner
+
+    @effect("idempotent")
+    @kernel_function(description="Works.")
+    async def work(self, goal: str, kernel: Hidden) -> str:
+        try:
+            return (await self.planner.invoke(kernel, goal)).final_answer
+        except Exception as error:
+            return f"failed: {error}"
