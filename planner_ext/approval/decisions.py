@@ -324,7 +324,7 @@ class ToolCall(ReadByKey):
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
-    return value.as_dict() if isinstance(value, DecisionRecord) else dict(value)
+    return value.as_dict() if hasattr(value, "as_dict") else dict(value)
 
 
 class Interceptor(Protocol):

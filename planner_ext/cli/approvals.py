@@ -18,6 +18,7 @@ from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_
 from planner_ext.core.errors import shown
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.durable import ApprovalRefusedError, DecisionRecord, PendingApproval
+from planner_ext.durable.inputs import SaidMessage
 
 group = typer.Typer(rich_markup_mode=None)
 
@@ -248,6 +249,12 @@ def decision_text(record: DecisionRecord) -> str:
     return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
 
 
+def said_text(message: SaidMessage) -> str:
+    """Show what was said to the run while its call waits."""
+    by = exact(message.by) or "an unnamed person"
+    return f"said by {by}, {moment_text(message.at)}: {visible(message.text)}"
+
+
 def _call_lines(call: PendingApproval) -> Iterable[Text]:
     """Format a call, whose arguments are never cut."""
     doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
@@ -270,6 +277,7 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
             if call.roles
             else ""
         ),
+        *(Text(f"    {said_text(one)}") for one in call.said),
         Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
         Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
     ]
@@ -301,6 +309,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         "in doubt": "it had started when its process died, and may have taken effect"
         if call.in_doubt
         else "",
+        "meanwhile": "\n".join(map(said_text, call.said)),
         "not taken": printable(call.problem),
         "status": call.status
         + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),

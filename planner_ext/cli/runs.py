@@ -166,7 +166,7 @@ async def set_budget(
         )
     doorkeeper = Doorkeeper(authorize=await who.hooks())
     async with opened_store(store, create=False) as opened:
-        stored, new, _ = await opened.load_driven(run)
+        stored, new, *_ = await opened.load_driven(run)
         if new is not None:
             limits_before = new.limits
         elif stored.facts:
@@ -178,6 +178,28 @@ async def set_budget(
     say(
         f"{exact(run)} has another budget. A worker takes it before the run's next step."
     )
+
+
+@command(group, exit_codes=DONE, name="say")
+async def say_to_run(
+    run: cli.RunName,
+    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False)],
+    store: cli.Store,
+    who: cli.ActorArgs,
+) -> None:
+    """Say something to a run that has not ended: the model reads it in its next request.
+
+    While calls wait for a decision it waits, too, and is shown to whoever decides.
+
+    Examples:
+      planner-ext runs say order-7 'The customer has moved to Oslo.' --store runs.db --by ann
+
+    Options:
+        text: What the model reads.
+    """
+    async with opened_client(store, who.hooks) as client:
+        await client.say(run, text, by=who.by or "")
+    say(f"{exact(run)} reads it before its next request.")
 
 
 RUNS_EXIT_CODES = """\

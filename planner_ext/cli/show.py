@@ -159,6 +159,8 @@ class Progress:
                 self._spinner = None
             case facts.ModelReplied(withheld=str() as limit):
                 self._line(f"functions were withdrawn: {limit}", "dim")
+            case facts.AnswerChecked(problem=""):
+                pass
             case facts.Clarified(answer=str() as answer):
                 self._line(
                     f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}"
@@ -167,6 +169,7 @@ class Progress:
                 facts.StopRequested()
                 | facts.BudgetChanged()
                 | facts.SharedBudgetsChecked()
+                | facts.AnswerChecked()
                 | facts.MessageAdded()
             ):
                 self._line(_remark(fact), "dim")
@@ -306,6 +309,7 @@ def _remark(
     fact: facts.StopRequested
     | facts.BudgetChanged
     | facts.SharedBudgetsChecked
+    | facts.AnswerChecked
     | facts.MessageAdded,
 ) -> str:
     match fact:
@@ -322,6 +326,10 @@ def _remark(
                 if by
                 else "the budget was changed"
             )
+        case facts.AnswerChecked(problem=problem):
+            return f"the answer was refused: {one_line(problem)}"
+        case facts.MessageAdded(purpose="said", by=by):
+            return f"something was said by {one_line(by) or 'an unnamed person'}"
         case facts.MessageAdded(purpose=purpose):
             return (
                 "asks for the next step"

@@ -70,7 +70,7 @@ The state
                                                recorded before it is sent                         that may wait
     reask         a batch with a denied call   the next request offers no functions; no limit     ModelReplied
     step_rounds   IterationCompleted           at ``rounds_per_step`` the next request offers no  MessageAdded (step,
-                                               functions and its reply closes the step            revise)
+                                               functions and its reply closes the step            revise, said)
     rounds        IterationCompleted           at ``use_attempts`` no functions are offered;      reopened
                                                ``attempts_limit`` says whether that is a limit
     checked       AnswerChecked                an answer without problem ends the run, another    ModelReplied

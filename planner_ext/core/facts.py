@@ -37,7 +37,7 @@ caller."""
 AnswerPurpose: TypeAlias = Literal["structure", "revise"]
 """What asks for the answer again: its form, or the application's ``check_answer``."""
 
-Purpose: TypeAlias = Literal["step", "insist"] | AnswerPurpose
+Purpose: TypeAlias = Literal["step", "insist", "said"] | AnswerPurpose
 
 FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started function ended; ``timed_out`` at its own or the run's time limit."""
@@ -182,11 +182,13 @@ class MessageAdded(EventLine):
     Attributes:
         purpose: It asks for the next ``step``, the final-answer function (``insist``),
             the answer in the ``response_format`` (``structure``), or a better answer
-            than the one that was refused (``revise``).
+            than the one that was refused (``revise``); or a person ``said`` it.
+        by: Who said it; "" without a name.
     """
 
     message: Message
     purpose: Purpose
+    by: str = ""
     at: float
     type: Literal["MessageAdded"] = "MessageAdded"
 

@@ -156,7 +156,9 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
         "final_answer": None,
         "structuring": fact.purpose == "structure",
         "refusals": state.refusals + (fact.purpose in ("structure", "revise")),
-        "step_rounds": 0 if fact.purpose in ("step", "revise") else state.step_rounds,
+        "step_rounds": state.step_rounds
+        if fact.purpose in ("insist", "structure")
+        else 0,
     }
 
 

@@ -20,7 +20,7 @@ newer one.
     database         the port of a database, and its tables
     sqlite, postgres the two databases
     records          the values in rows: runs, approvals, decisions
-    inputs           what a run is submitted with, and a new budget, as JSON
+    inputs           what a run is submitted with, a new budget, and what is said to it, as JSON
     listing          filters for a list of runs, and the numbers of a store
     archive          a run as a JSON document, exported and imported
     gauge            the metric of what waits
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         WorkerInUseError,
     )
     from planner_ext.durable.heartbeat import WorkerRecord
-    from planner_ext.durable.inputs import RunInputs
+    from planner_ext.durable.inputs import RunInputs, SaidMessage
     from planner_ext.durable.listing import RunFilters, RunStats, StoreMarks
     from planner_ext.durable.notices import NoticeRecord, RunNotice
     from planner_ext.durable.options import RetryPolicy, WorkerOptions
@@ -80,6 +80,7 @@ __all__ = [
     "RunStats",
     "Runs",
     "RunsClient",
+    "SaidMessage",
     "StoreError",
     "StoreMarks",
     "StoredRun",
@@ -96,7 +97,7 @@ _MODULES = {
     "approval.decisions": ("DecisionRecord", "DecisionRequest"),
     "core.errors": ("RunRefusedError",),
     "durable.approvals": ("Approvals",),
-    "durable.inputs": ("RunInputs",),
+    "durable.inputs": ("RunInputs", "SaidMessage"),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
     "durable.listing": ("RunFilters", "RunStats", "StoreMarks"),

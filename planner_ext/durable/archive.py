@@ -17,7 +17,13 @@ from planner_ext.core.state import Phase, State
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row, Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunConflictError, reading_row
-from planner_ext.durable.inputs import RunInputs, hooks_in, read_inputs, read_new_budget
+from planner_ext.durable.inputs import (
+    RunInputs,
+    hooks_in,
+    read_inputs,
+    read_new_budget,
+    read_said,
+)
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
@@ -30,7 +36,16 @@ from planner_ext.engine.document import (
 from planner_ext.engine.journal import forked_facts
 
 _KEYS = "run_id", "run", "facts", "decisions", "refusals"
-_RUN = "goal", "status", "created_at", "updated_at", "problem", "inputs", "new_budget"
+_RUN = (
+    "goal",
+    "status",
+    "created_at",
+    "updated_at",
+    "problem",
+    "inputs",
+    "new_budget",
+    "said",
+)
 _DECISIONS = "id", "fingerprint", "decision", "decided_at"
 _REFUSALS = "id", "decision", "problem", "at"
 _SELECT = (
@@ -49,8 +64,8 @@ _LATEST = 1e11
 _NOT_DERIVED = ("queued", "failed", "quarantined")
 """The statuses of a run that its journal does not say."""
 _ADD_RUN = """
-    INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at, problem, inputs, new_budget)
-    VALUES (:run_id, :goal, 'running', :created_at, :updated_at, :problem, :inputs, :new_budget)
+    INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at, problem, inputs, new_budget, said)
+    VALUES (:run_id, :goal, 'running', :created_at, :updated_at, :problem, :inputs, :new_budget, :said)
 """
 _SET_ASIDE = "UPDATE planner_runs SET status = :status, problem = :problem WHERE run_id = :run_id"
 _MAKE_DUE = """
@@ -180,6 +195,7 @@ async def fork_run(
         "problem": None,
         "inputs": None if written is None else json.loads(written),
         "new_budget": None,
+        "said": None,
     }
     steps = await _journal_steps(new_run_id, facts)
     # nothing waits in a fork, and what was decided binds to the first run
@@ -210,6 +226,7 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
     """Check the columns that the journal does not derive: a worker could take the run, and its status fits."""
     read_inputs(str(run["run_id"]), run["inputs"])
     read_new_budget(str(run["run_id"]), run["new_budget"])
+    read_said(str(run["run_id"]), run["said"])
     is_new = state.phase is Phase.NEW
     status = run["status"]
     if not isinstance(goal, str) or not (is_new or goal == state.goal):
@@ -264,7 +281,7 @@ def _row(
             row[column] = _time(value)
         elif column in _JSON:
             row[column] = None if value is None else json.dumps(value)
-        elif isinstance(value, str):
+        elif isinstance(value, str) or (value is None and column == "said"):
             row[column] = value
         else:
             raise TypeError(f"{column} is not a text")

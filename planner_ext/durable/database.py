@@ -145,7 +145,8 @@ CREATE_TABLES: tuple[str, ...] = (
         tokens INTEGER NOT NULL DEFAULT 0,
         cost DOUBLE PRECISION,
         inputs TEXT,
-        new_budget TEXT
+        new_budget TEXT,
+        said TEXT
     )
     """,
     """
@@ -233,6 +234,7 @@ running one. ``problem``: its last fault, or why it is in quarantine. ``retries`
 ``deaths``: faults, and ends of its worker's process, since its last reply or result;
 ``progress``: the replies and results in its journal when the last one was counted.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
+``said``: messages that it shall take, a line each, the oldest first; null without one.
 ``told_at``: when `Runs.due` last named the run, by the database's time; null once a
 worker has claimed it.
 

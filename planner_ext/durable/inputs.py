@@ -1,10 +1,12 @@
-"""The arguments and limits that a run is submitted with, and a new budget for it, as JSON."""
+"""The arguments and limits that a run is submitted with, a new budget, and what is said to it, as JSON."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from pydantic import TypeAdapter
 
@@ -121,6 +123,45 @@ def read_new_budget(run_id: str, text: object) -> NewBudget | None:
         return NewBudget(
             _budgets().validate_python(values["limits"]), str(values["by"]), str(text)
         )
+
+
+@frozen
+class SaidMessage:
+    """A message that was said to a run, and that no worker has taken yet.
+
+    Attributes:
+        by: Who said it; "" without a name.
+        at: In UTC.
+        line: As the store holds it.
+    """
+
+    text: str
+    by: str
+    at: datetime
+    line: str = field(default="", repr=False)
+
+    def as_dict(self) -> dict[str, str]:
+        """Convert the message to JSON values."""
+        return {"text": self.text, "by": self.by, "at": self.at.isoformat()}
+
+
+def said_line(text: object, *, by: str, at: float) -> str:
+    """Write a message for a run as a line of JSON, which no other line equals."""
+    if not isinstance(text, str) or not text.strip():
+        raise _refused(f"Expected the text of a message; got {shown(text)}.")
+    return json.dumps({"text": text, "by": by, "at": at, "id": uuid4().hex}) + "\n"
+
+
+def read_said(run_id: str, lines: object) -> tuple[SaidMessage, ...]:
+    """Read lines of `said_line`, the oldest first; raise `StoreError` if one is damaged."""
+    with reading_row(f"What was said to run {run_id!r} is"):
+        return tuple(map(_said_message, str(lines or "").splitlines(keepends=True)))
+
+
+def _said_message(line: str) -> SaidMessage:
+    values: dict[str, Any] = json.loads(line)
+    at = datetime.fromtimestamp(float(values["at"]), UTC)
+    return SaidMessage(text=str(values["text"]), by=str(values["by"]), at=at, line=line)
 
 
 def _json_value(name: object, value: object) -> object:

@@ -30,7 +30,7 @@ from planner_ext.core.state import ASK_USER, Call, OpenRun, State, path_of
 from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
-from planner_ext.durable.inputs import RunInputs
+from planner_ext.durable.inputs import RunInputs, SaidMessage, read_said
 from planner_ext.engine.document import check_schema, load_facts
 from planner_ext.engine.timeline import Timeline, timeline_of
 
@@ -177,6 +177,7 @@ class PendingApproval(ToolCall):
         decision: The decision with its author, time and arguments; None while it is
             open.
         refused: The refused decisions on it, the oldest first.
+        said: What was said to the run and waits for the decision, the oldest first.
     """
 
     run_id: str
@@ -186,6 +187,7 @@ class PendingApproval(ToolCall):
     decided_at: datetime | None = None
     problem: str = ""
     refused: tuple[DecisionRecord, ...] = ()
+    said: tuple[SaidMessage, ...] = ()
 
 
 _TEXTS = ("id", "path", "fully_qualified_name", "goal", "prompt", "signature")
@@ -305,6 +307,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         decision,
         decided_at,
         problem,
+        said,
     ) = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
         call = json.loads(str(text))
@@ -343,6 +346,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             if decision is None
             else _decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
+            said=read_said(str(run_id), said),
         )
     if fingerprint != asked or not within:
         raise ApprovalRefusedError(

@@ -84,7 +84,7 @@ from planner_ext.durable.worker import (
     Runner,
     WorkerPool,
 )
-from planner_ext.durable.writer import cancel_run
+from planner_ext.durable.writer import cancel_run, say_to
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
@@ -463,6 +463,27 @@ class RunsClient:
                 "Runs.resume(..., budget=...), or planner-ext runs resume.",
             )
 
+    async def say(self, run_id: str, text: str, *, by: str = "") -> None:
+        """Say something to a run: the model reads it as a message of the user in its next request.
+
+        It costs no round trip of its own, and is a fact of the run once its worker has
+        taken it. While calls wait for a decision it waits, too, and is shown to whoever
+        decides. An answer that was given before the run has read it is not final.
+
+        Args:
+            run_id: The run.
+            text: The message; not blank.
+            by: Who says it, for the record.
+
+        Raises:
+            UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
+            PlannerInvalidConfigurationError: If the text is blank, or the run has
+                ended.
+        """
+        await self._check("say", run_id, by)
+        await say_to(self._store, run_id, text, by=by, clock=self._clock)
+
     async def result(self, run_id: str) -> RunResult:
         """Read how a run ended, what it waits for, or how far it is; does not wait.
 
@@ -548,6 +569,10 @@ class SubmittedRun:
         async with asyncio.timeout(timeout):
             await self._runs.wait(self.run_id)
         return await self._runs.result(self.run_id)
+
+    async def say(self, text: str, *, by: str = "") -> None:
+        """Say something to the run; see `Runs.say`."""
+        await self._runs.say(self.run_id, text, by=by)
 
 
 class Runs(RunsClient):

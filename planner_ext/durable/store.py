@@ -24,7 +24,14 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     is_address,
 )
-from planner_ext.durable.inputs import NewBudget, hooks_in, read_inputs, read_new_budget
+from planner_ext.durable.inputs import (
+    NewBudget,
+    SaidMessage,
+    hooks_in,
+    read_inputs,
+    read_new_budget,
+    read_said,
+)
 from planner_ext.durable.listing import (
     AT_REST,
     ENDS,
@@ -53,7 +60,7 @@ _TABLES_OF_RUNS = (
     "planner_notices",
 )
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
-_GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget FROM planner_runs WHERE run_id = :run_id"
+_GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget, said FROM planner_runs WHERE run_id = :run_id"
 _JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
 _FIRST_FACT = (
     "SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id AND seq = 0"
@@ -119,7 +126,8 @@ others."""
 _PAGE = 200
 """The rows of due runs that are read at once."""
 _APPROVAL = """
-    SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
+    SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem,
+        (SELECT said FROM planner_runs WHERE planner_runs.run_id = planner_approvals.run_id)
     FROM planner_approvals
 """
 _REST = """
@@ -320,8 +328,8 @@ class JournalStore:
         except DuplicateRowError as error:
             raise RunFencedError(
                 f"Run {run_id!r} was continued elsewhere: row {steps[0][1]['seq']} of its journal is taken, another "
-                "worker took the run over, or a call was decided meanwhile. Nothing was recorded here; read the "
-                "run again."
+                "worker took the run over, or a call was decided or something said meanwhile. Nothing was recorded "
+                "here; read the run again."
             ) from error
 
     async def record(self, run_id: str) -> RunRecord:
@@ -344,15 +352,16 @@ class JournalStore:
 
     async def load_driven(
         self, run_id: str
-    ) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
-        """Read a run, its new budget, and the rows of its `decisions`."""
+    ) -> tuple[StoredRun, NewBudget | None, tuple[SaidMessage, ...], Sequence[Row]]:
+        """Read a run, its new budget, what was said to it, and the rows of its `decisions`."""
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         runs, facts, decided = await self.database.transact(
             (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
         )
         return (
             _read_stored(run_id, runs, facts),
-            read_new_budget(run_id, runs[0][-1]),
+            read_new_budget(run_id, runs[0][-2]),
+            read_said(run_id, runs[0][-1]),
             decided,
         )
 
@@ -539,6 +548,14 @@ class JournalStore:
         """
         return bool(await self._rows(statement, run_id=run_id, text=text))
 
+    async def say(self, run_id: str, line: str) -> bool:
+        """Store what was said to a run, after what was said before; False if the run has ended."""
+        statement = f"""
+            UPDATE planner_runs SET said = COALESCE(said, '') || CAST(:line AS TEXT)
+            WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
+        """
+        return bool(await self._rows(statement, run_id=run_id, line=line))
+
     async def claim(
         self,
         run_id: str,
@@ -638,20 +655,21 @@ class JournalStore:
 
     async def changed_elsewhere(
         self, owner: str
-    ) -> list[tuple[str, bool, NewBudget | None]]:
-        """List a worker's runs that were ended, or got a new budget."""
+    ) -> list[tuple[str, bool, NewBudget | None, tuple[SaidMessage, ...]]]:
+        """List a worker's runs that were ended, got a new budget, or were said something."""
         statement = f"""
-            SELECT run_id, status, new_budget FROM planner_runs
-            WHERE owner = :owner AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL)
+            SELECT run_id, status, new_budget, said FROM planner_runs
+            WHERE owner = :owner
+                  AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL OR said IS NOT NULL)
         """
-        found: list[tuple[str, bool, NewBudget | None]] = []
-        for run_id, status, text in await self._rows(statement, owner=owner):
+        found: list[tuple[str, bool, NewBudget | None, tuple[SaidMessage, ...]]] = []
+        for row in await self._rows(statement, owner=owner):
+            run_id, status, text, lines = str(row[0]), *row[1:]
             try:
-                found.append(
-                    (str(run_id), status in ENDS, read_new_budget(str(run_id), text))
-                )
+                new = read_new_budget(run_id, text)
+                found.append((run_id, status in ENDS, new, read_said(run_id, lines)))
             except StoreError as error:
-                logger.error("A run does not get another budget: %s", error)
+                logger.error("A run does not get what was set for it: %s", error)
         return found
 
     async def open_approvals(
@@ -918,11 +936,11 @@ def _read_run(run_id: str, rows: Sequence[Row]) -> RunRecord:
 
 
 def _read_stored(run_id: str, runs: Sequence[Row], facts: Sequence[Row]) -> StoredRun:
-    record = _read_run(run_id, [row[:-2] for row in runs])
+    record = _read_run(run_id, [row[:-3] for row in runs])
     return StoredRun(
         record=record,
         facts=read_facts(run_id, facts),
-        inputs=read_inputs(run_id, runs[0][-2]),
+        inputs=read_inputs(run_id, runs[0][-3]),
     )
 
 

@@ -40,6 +40,7 @@ from planner_ext.approval.decisions import (
     Decision,
     Deny,
     InvalidDecisionError,
+    hooks_of,
 )
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import (
@@ -52,6 +53,7 @@ from planner_ext.core.errors import (
 from planner_ext.core.facts import CallFinished, ModelReplied, Planned, unwrapped
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import frozen
+from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row
 from planner_ext.durable.driven import ArrivingText, DrivenRuns, DrivenStore
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
@@ -66,7 +68,7 @@ from planner_ext.durable.records import (
     read_decision,
 )
 from planner_ext.durable.store import JournalStore
-from planner_ext.durable.writer import Claim, JournalWriter
+from planner_ext.durable.writer import Claim, JournalWriter, say_to
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import contained_task, end_tasks, streams
 from planner_ext.engine.log import log_run, one_line
@@ -186,7 +188,7 @@ class Runner:
         arguments = None if job.arguments_for is None else job.arguments_for(run_id)
         seen: set[str] = set()
         while True:
-            stored, new, rows = await self.store.load_driven(run_id)
+            stored, new, said, rows = await self.store.load_driven(run_id)
             if not stored.facts:
                 budget = budget or stored.inputs.budget
             untaken = await self._untaken_decisions(run_id, rows)
@@ -204,6 +206,7 @@ class Runner:
             writer.budget.leaves = kept.leaves
             if new is not None:
                 writer.budget.offer(new)
+            writer.budget.say(said)
             given = self._given(writer, own)
             decided = {**untaken, **given}
             activation = Activation(
@@ -713,17 +716,19 @@ class WorkerPool:
             task.cancel()
 
     async def _watch_driven(self) -> None:
-        """Pass on new budgets, and cancel runs that were ended elsewhere."""
+        """Pass on new budgets and what is said, and cancel runs that were ended elsewhere."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
-                for run_id, ended, new in await self.runner.store.changed_elsewhere(
+                changed = await self.runner.store.changed_elsewhere(
                     self.workers.worker_id
-                ):
+                )
+                for run_id, ended, new, said in changed:
                     if (store := self.runner.driven.stores.get(run_id)) is None:
                         continue
                     if new is not None:
                         store.writer.budget.offer(new)
+                    store.writer.budget.say(said)
                     if ended:
                         store.abandon()
 
@@ -1006,6 +1011,17 @@ class RunHandle(Generic[R]):
         while await self._pool.wait_until_due(self.run_id):
             result = await self.result()
         return result
+
+    async def say(self, text: str, *, by: str = "") -> None:
+        """Say something to the run; see `Runs.say`."""
+        runner = self._pool.runner
+        planners: Any = getattr(self._job.planner, "authorize", None)
+        hooks = (*hooks_of(runner.authorize), *hooks_of(planners))
+        doorkeeper = Doorkeeper(authorize=hooks)
+        await doorkeeper.check(runner.store, "say", self.run_id, by=by)
+        said = await say_to(runner.store, self.run_id, text, by=by, clock=runner.clock)
+        if (driven := runner.driven.stores.get(self.run_id)) is not None:
+            driven.writer.budget.say(said)
 
     def _continued(self) -> "asyncio.Task[R]":
         """Return the present task; once its result was returned, start the next one."""

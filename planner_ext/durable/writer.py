@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TypeAlias
 
 from planner_ext.approval.decisions import ToolCall
 from planner_ext.approval.waiting import questions_of, waiting_everywhere
+from planner_ext.core.errors import EndedRunError
 from planner_ext.core.facts import (
     BudgetChanged,
     CallDecided,
@@ -18,6 +20,7 @@ from planner_ext.core.facts import (
     Ended,
     Fact,
     IterationCompleted,
+    MessageAdded,
     ModelReplied,
     Paused,
     Place,
@@ -43,7 +46,7 @@ from planner_ext.core.state import (
 )
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
-from planner_ext.durable.inputs import NewBudget
+from planner_ext.durable.inputs import NewBudget, SaidMessage, read_said, said_line
 from planner_ext.durable.records import (
     PendingApproval,
     approval_id,
@@ -112,27 +115,69 @@ Run it after `_CLOSE_UNDECIDED`, whose lock makes sure that the decision is visi
 """
 
 
+_ADD_SAID_FACT = """
+    INSERT INTO planner_journal (run_id, seq, schema, fact)
+    VALUES (:run_id, (
+        SELECT CAST(:seq AS INTEGER) FROM planner_runs
+        WHERE run_id = :run_id AND SUBSTR(said, 1, LENGTH(CAST(:line AS TEXT))) = CAST(:line AS TEXT)
+              AND CAST(:owner AS TEXT) IN ('', owner)
+    ), :schema, :fact)
+"""
+"""Fails with a null key where the message was taken already, or another worker is the
+owner."""
+_DROP_SAID = """
+    UPDATE planner_runs SET said = NULLIF(SUBSTR(said, LENGTH(CAST(:line AS TEXT)) + 1), '')
+    WHERE run_id = :run_id
+"""
+_REFUSE_UNREAD = """
+    INSERT INTO planner_journal (run_id, seq, schema, fact)
+    SELECT run_id, seq, schema, fact FROM planner_journal
+    WHERE run_id = :run_id AND seq = 0
+          AND EXISTS (SELECT 1 FROM planner_runs WHERE run_id = :run_id AND said IS NOT NULL)
+"""
+"""Fails with a duplicate key where something was said that the run has not read.
+
+Run it after `_MOVE_RUN`, whose lock makes sure that what was said is visible.
+"""
 _DROP_BUDGET = "UPDATE planner_runs SET new_budget = NULL WHERE run_id = :run_id AND new_budget = :text"
 
 
 class StoredBudgetHandle(BudgetHandle):
-    """Gives a driven run the budgets that are set in its store, each once.
+    """Gives a driven run the budgets that are set in its store, and what is said to it there, each once.
 
     Attributes:
-        taken: The last one that the run took.
+        taken: The last budget that the run took.
+        line: The last message that it took, as the store holds it.
         leaves: Whether the run may do nothing more here.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.leaves: Callable[[], bool] = lambda: False
-        self.taken = self._offered = ""
+        self.taken = self._offered = self.line = ""
+        self._said = deque[SaidMessage]()
+        self._known = set[str]()
 
     def offer(self, new: NewBudget) -> None:
         """Set the limits, unless they were set before."""
         if new.text != self._offered:
             self._offered = new.text
             self.change(new.limits, by=new.by)
+
+    def say(self, messages: Iterable[SaidMessage]) -> None:
+        """Say what was not said before."""
+        for message in messages:
+            if message.line not in self._known:
+                self._known.add(message.line)
+                self._said.append(message)
+
+    def next_message(self) -> tuple[str, str] | None:
+        """Return, once, what was said next, and by whom."""
+        if not self._said:
+            return None
+        message = self._said.popleft()
+        self.line = message.line
+        return message.text, message.by
 
     def take(self) -> tuple[Budget, str] | None:
         """Return the new limits and who set them, once; cancelled if the run may do nothing more here."""
@@ -258,16 +303,20 @@ class JournalWriter:
                 steps.append(
                     (_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken})
                 )
-            await self._store.append(
-                self.run_id,
-                *steps,
-                *_run_update(
-                    state,
-                    facts[-1],
-                    [call for _, call in opened.values()],
-                    is_queued=self._is_queued,
-                ),
+            steps += _run_update(
+                state,
+                facts[-1],
+                [call for _, call in opened.values()],
+                is_queued=self._is_queued,
             )
+            if (
+                self._claim is not None
+                and state.ended is not None
+                and state.ended.status != "stopped"
+                and self.state.phase in (Phase.ASKING, Phase.ANSWERING)
+            ):  # else nobody could read it
+                steps.append((_REFUSE_UNREAD, {"run_id": self.run_id}))
+            await self._store.append(self.run_id, *steps)
             log_facts(state, facts, kept=True)
             self.facts += held
             held = []
@@ -331,6 +380,19 @@ class JournalWriter:
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
         own = dict[str, Value]()
+        fact = facts[0]
+        if (
+            isinstance(fact, MessageAdded)
+            and fact.purpose == "said"
+            and self.budget.line
+        ):
+            (value,) = dump_facts(facts)
+            line: dict[str, Value] = {"line": self.budget.line}
+            line["owner"] = "" if self._claim is None else self._claim.owner
+            return [
+                (_ADD_SAID_FACT, {**fact_row(self.run_id, seq, value), **line}),
+                (_DROP_SAID, {"run_id": self.run_id, "line": self.budget.line}),
+            ]
         if (
             self._claim is not None and not self._buffered
         ):  # what is buffered has it: once in a transaction is enough
@@ -358,6 +420,20 @@ class JournalWriter:
                 else [(_CLOSE_UNDECIDED, values), (_REFUSE_DECIDED, values)]
             )
         return steps
+
+
+async def say_to(
+    store: JournalStore, run_id: str, text: str, *, by: str, clock: Clock
+) -> tuple[SaidMessage, ...]:
+    """Store a message for a run, and return it; raise `EndedRunError` if the run has ended."""
+    line = said_line(text, by=by, at=clock.now())
+    if not await store.say(run_id, line):
+        status = (await store.record(run_id)).status
+        raise EndedRunError(
+            f"Run {run_id!r} has ended ({status}) and reads nothing more; nothing was said to it. Start another run, "
+            "or resume this one first."
+        )
+    return read_said(run_id, line)
 
 
 async def cancel_run(

@@ -232,6 +232,10 @@ class BudgetHandle:
         self._given = None
         return given
 
+    def next_message(self) -> tuple[str, str] | None:
+        """Return, once, what was said next to the run, and by whom; only to a kept run."""
+        return None
+
 
 class Calls:
     """Reviews and runs the calls of one run's replies."""

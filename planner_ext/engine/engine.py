@@ -253,6 +253,18 @@ class Engine:
             await self.record(
                 facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds)
             )
+        next_message = self._ports.next_message
+        while (
+            next_message is not None
+            and self.state.phase in (Phase.ASKING, Phase.ANSWERING)
+            and (said := next_message()) is not None
+        ):
+            text, by = said
+            message = self._ports.message("said", text)
+            at = self._journal.now()
+            await self.record(
+                facts.MessageAdded(message=message, purpose="said", by=by, at=at)
+            )
 
     async def _perform(self, action: machine.Action) -> None:  # noqa: C901  (one case for each action)
         match action:

@@ -277,7 +277,8 @@ class Ports:
     """The ports and settings of one run.
 
     Attributes:
-        message: Writes a message of a purpose, given the problem of a refused answer.
+        message: Writes a message of a purpose, given the problem of a refused answer,
+            or what was said.
         prompts: None if the run cannot make a plan.
         gate: None approves all calls.
         respondent: None leaves the model's questions to a person.
@@ -289,6 +290,7 @@ class Ports:
         run: Which run of the call around it is; None if the run around does not record
             what happens in it.
         new_budget: Returns, once, limits that replace the run's, and who set them.
+        next_message: Returns, once, what was said next to the run, and by whom.
         shared: As `planner_ext.core.accounts.Account`.
         count_tokens: Counts or estimates the tokens of a text; None cuts no result.
     """
@@ -313,6 +315,7 @@ class Ports:
     within: Tab | None = None
     run: int | None = None
     new_budget: Callable[[], tuple[Budget, str] | None] | None = None
+    next_message: Callable[[], tuple[str, str] | None] | None = None
     shared: SharedBudgets | None = None
     tracing: Tracing | None = None
     count_tokens: Callable[[str], int] | None = None

@@ -177,11 +177,12 @@ EventKind: TypeAlias = Literal[
     "refused",
     "question",
     "check",
+    "said",
     "callback",
     "violation",
     "ended",
 ]
-"""``refused``: by a shared budget; ``check``: of an answer's form; ``callback``: the
+"""``refused``: by a shared budget; ``check``: an answer was refused; ``callback``: the
 iteration-completed callback ended the run; ``violation``: servers would refuse the
 history."""
 
@@ -660,7 +661,10 @@ class TimelineReader:
         self._replaced = True
 
     def _message_added(self, fact: facts.MessageAdded) -> None:
-        self._messages = (*self._messages, _read_message(fact.message))
+        message = _read_message(fact.message)
+        self._messages = (*self._messages, message)
+        if fact.purpose == "said":
+            self._add_event(fact.at, "said", text=message.text, by=fact.by)
 
     def _answer_checked(self, fact: facts.AnswerChecked) -> None:
         if fact.problem:

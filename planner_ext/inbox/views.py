@@ -48,6 +48,7 @@ class Waiting:
         question: The model's question, or the call's prompt.
         roles: Who may decide; empty for anyone.
         problem: Why the last decision was refused, or "".
+        said: Who said what to the run meanwhile, and waits for the decision.
         selectable: Whether it may be decided with others: the list shows it in full.
     """
 
@@ -66,6 +67,7 @@ class Waiting:
     expires_at: Moment | None
     roles: tuple[str, ...]
     problem: str
+    said: tuple[tuple[str, str], ...]
     fingerprint: str
     selectable: bool
 
@@ -252,6 +254,10 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
         expires_at=None if call.expires_at is None else moment_of(call.expires_at, now),
         roles=tuple(map(exact, call.roles)),
         problem=visible(call.problem),
+        said=tuple(
+            (exact(one.by) or "an unnamed person", visible(one.text))
+            for one in call.said
+        ),
         fingerprint=call.fingerprint,
         selectable=kind == "call" and len(written) + len(shown) <= _LONGEST_IN_LIST,
     )

@@ -469,6 +469,7 @@ _EVENTS = {
     "refused": "a shared budget allowed nothing more",
     "question": "the model asked",
     "check": "the answer was refused",
+    "said": "said",
     "callback": "the iteration callback ended the run",
     "ended": "ended",
 }
@@ -527,6 +528,7 @@ def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
             "refused",
             "question",
             "check",
+            "said",
             "callback",
         ):
             yield "bad" if event.kind == "crashed" else "", _event_text(event)

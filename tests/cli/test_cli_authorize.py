@@ -148,6 +148,7 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "cancel": ("runs", "cancel", "a"),
     "delete": ("runs", "delete", "a", "--force"),
     "set the budget of": ("runs", "budget", "a", "--max-iterations", "9"),
+    "write to": ("runs", "say", "a", "Hurry."),
     "fork": ("runs", "fork", "a", "--at", "-1"),
     "resume": ("runs", "resume", "a", "--kernel", "bank:kernel"),
 }

@@ -90,6 +90,29 @@ def test_a_run_is_submitted_once(command: Command) -> None:
     assert len(command("runs", "list", *STORE, "--json").document) == 1
 
 
+def test_what_is_said_is_shown_to_who_decides_and_then_read(
+    command: Command, here: Path
+) -> None:
+    """In the list and in the whole call, with who said it; after the end it is refused."""
+    words = ("runs", "say", "order-7", "Hurry, please.", *STORE)
+    assert command(*SUBMIT).code == 0
+    assert command(*WORK).code == 0
+    assert command(*words, "--by", "eve").code == 0
+    for shown in (("list",), ("show", CALL)):
+        printed = command("approvals", *shown, *STORE).out
+        assert "said by eve, " in printed and "Hurry, please." in printed
+    (waiting,) = command("approvals", "list", *STORE, "--json").document
+    assert [one["text"] for one in waiting["said"]] == ["Hurry, please."]
+    assert command("approvals", "approve", CALL, *STORE).code == 0
+    assert command(*WORK).code == 0
+    assert command(*RESULT).code == 0
+    assert len(refunds(here)) == 1
+    told = command("runs", "show", "order-7", *STORE).words
+    assert "something was said by eve" in told
+    late = command(*words)
+    assert (late.code, "has ended (answered)" in late.words) == (2, True)
+
+
 def test_a_budget_changes_the_limits_that_it_names(
     command: Command, here: Path
 ) -> None:

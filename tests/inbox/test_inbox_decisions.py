@@ -47,6 +47,21 @@ async def test_a_call_is_approved_on_its_page(store: str, tmp_path: Path) -> Non
     assert effects_in(tmp_path / "effects")[-1] == "pay 5"
 
 
+async def test_what_was_said_meanwhile_is_shown_to_who_decides(
+    store: str, tmp_path: Path
+) -> None:
+    """In the list and on the call's page, as text, with who said it."""
+    async with Runs.connect(store) as runs:
+        await runs.say("a", "<b>Hurry</b>", by="eve")
+    async with inbox(store) as base, visitor_at(base, "ann") as ann:
+        for path in ("", PAY):
+            page = (await ann.get(path)).text
+            assert "eve" in page and "&lt;b&gt;Hurry&lt;/b&gt;" in page
+        await ann.decide(PAY, "approve")
+    await see_through(store, tmp_path / "effects", "a")
+    assert effects_in(tmp_path / "effects")[-1] == "pay 5"
+
+
 @pytest.mark.parametrize("always", ["", "function", "arguments"])
 async def test_an_approval_may_hold_for_the_rest_of_the_run(
     store: str, always: str

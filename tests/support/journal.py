@@ -115,7 +115,7 @@ FACTS: tuple[Fact, ...] = (
     Planned(
         plan="p", messages=({"a": [1, {"b": None}]},), usage=USAGE, at=1.0, seconds=0.1
     ),
-    MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
+    MessageAdded(message={"role": "user"}, purpose="said", by="ann", at=2.0),
     ModelReplied(
         iteration=0,
         message={"calls": ["c0"]},

@@ -270,6 +270,7 @@ class RunContext:
             within=around,
             run=None if self.parent is None else self.parent.run,
             new_budget=None if budget is None else partial(self._new_budget, budget),
+            next_message=None if budget is None else budget.next_message,
             shared=None if charged_around else self.shared,
             tracing=self.invocation,
             count_tokens=self._tokens_of,

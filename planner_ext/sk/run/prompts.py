@@ -97,7 +97,9 @@ def message_of(
     form: "ResponseForm | None" = None,
     hands_over: bool = False,
 ) -> Message:
-    """Write the message of a purpose; the ``problem`` is that of a refused answer."""
+    """Write the message of a purpose; the ``problem`` is that of a refused answer, or what a person said."""
+    if purpose == "said":
+        return ChatMessageContent(role=AuthorRole.USER, content=problem)
     if purpose == "structure" and form is not None:
         text = form.request
     else:
