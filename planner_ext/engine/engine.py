@@ -309,7 +309,10 @@ class Engine:
     async def _check_answer(self, answer: str) -> None:
         """Check an answer; one whose check a time limit or a stop interrupts is refused."""
         check = self._ports.answer_check
-        assert check is not None, "a run whose rules ask for a check has one"
+        if check is None:
+            raise InvalidJournalError(
+                "Expected a run whose answer is not checked; resume this one with its response_format and check_answer."
+            )
         found = await self._journal.in_time(check.problem(answer, self.state))
         if isinstance(found, OutOfTime):
             found = (
