@@ -631,6 +631,8 @@ class DecisionRecord:
         requested: The arguments that were decided on; None if unknown.
         arguments: Those that an approved call runs or waits with.
         refused: Why the decision was not taken; "" if it was.
+        grant: The id of the grant by which it was decided; "" for a decision on the
+            call alone.
     """
 
     call: str
@@ -644,6 +646,7 @@ class DecisionRecord:
     result: Any = None
     always: Literal["function", "arguments"] | None = None
     refused: str = ""
+    grant: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the record to JSON values."""
@@ -718,6 +721,7 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
         reason=fact.reason if kind == "deny" else "",
         result=fact.answer if kind == "supply" else None,
         always=fact.sticky,
+        grant=fact.grant,
     )
 
 

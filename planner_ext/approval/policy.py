@@ -172,16 +172,7 @@ class ApprovalRule(_Data):
             self.after and not self._comes_after(call)
         ):
             return False
-        unknown = self.action != "allow"
-        for name, predicate in self.arguments.items():
-            held = (
-                predicate.holds(call.arguments[name])
-                if name in call.arguments
-                else None
-            )
-            if not (unknown if held is None else held):
-                return False
-        return True
+        return _all_hold(self.arguments, call.arguments, unknown=self.action != "allow")
 
     def _comes_after(self, call: ToolCall) -> bool:
         return call.after is None or any(
@@ -196,6 +187,44 @@ class ApprovalRule(_Data):
             return f"It may come after a call of {' or '.join(self.after)}: the calls before it are not known here."
         named = [name for name in sorted(call.after) if _is_named(name, self.after)]
         return f"It comes after a call of {', '.join(named)}."
+
+
+class Grant(_Data):
+    """How long, and for which calls, a decision on one call answers the same question again.
+
+    The same question is of the same function, with the parameters that it had, and has
+    the same roles and source, as with ``Approve(always="function")``. Calls in doubt and
+    questions of the model are never answered.
+
+    Attributes:
+        expires_in: Seconds from when it is given.
+        uses: How many questions it answers; None for any number.
+        arguments: What the validated arguments of a call must be, by name.
+        run_arguments: What the application's arguments of its run must be, by name, such
+            as the person or tenant that it works for, or the key of a shared budget.
+            None of these conditions: any run of the store.
+    """
+
+    expires_in: _Seconds
+    uses: Annotated[int, Field(gt=0, lt=2**63)] | None = None
+    arguments: dict[str, ArgumentPredicate] = Field(
+        default_factory=dict[str, ArgumentPredicate]
+    )
+    run_arguments: dict[str, ArgumentPredicate] = Field(
+        default_factory=dict[str, ArgumentPredicate]
+    )
+
+    def covers(
+        self,
+        arguments: Mapping[str, Any],
+        run_arguments: Mapping[str, Any],
+        *,
+        unknown: bool,
+    ) -> bool:
+        """@private Return whether it is for a call; ``unknown`` as in a rule: True for a standing no."""
+        return _all_hold(self.arguments, arguments, unknown=unknown) and _all_hold(
+            self.run_arguments, run_arguments, unknown=unknown
+        )
 
 
 class ApprovalPolicy(_Data, Policy):
@@ -380,6 +409,20 @@ def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
     if rule.after:
         rules["after"] = sorted(set(rule.after))
     return with_plain_numbers(json.loads(json.dumps(rules, default=repr)))
+
+
+def _all_hold(
+    predicates: Mapping[str, ArgumentPredicate],
+    values: Mapping[str, Any],
+    *,
+    unknown: bool,
+) -> bool:
+    """Return whether all conditions hold; ``unknown`` stands for one that cannot be evaluated."""
+    for name, predicate in predicates.items():
+        held = predicate.holds(values[name]) if name in values else None
+        if not (unknown if held is None else held):
+            return False
+    return True
 
 
 def _decision(action: str, reason: str, by: str) -> Decision:

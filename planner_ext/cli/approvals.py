@@ -13,14 +13,22 @@ from rich.text import Text
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
-from planner_ext.cli.store import opened_client, print_page, say, store_name
+from planner_ext.cli.store import opened_client, print_page, print_rows, say, store_name
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
 from planner_ext.core.errors import shown
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
-from planner_ext.durable import ApprovalRefusedError, DecisionRecord, PendingApproval
+from planner_ext.durable import (
+    ApprovalRefusedError,
+    DecisionRecord,
+    GrantRecord,
+    PendingApproval,
+)
 from planner_ext.durable.inputs import SaidMessage
 
 group = typer.Typer(rich_markup_mode=None)
+
+_ALONE = cli.GrantArgs()
+"""A decision on one call alone."""
 
 EXIT_CODES = """\
   0    done
@@ -72,6 +80,7 @@ async def show_pending(
 @command(group, exit_codes=EXIT_CODES)
 async def approve(
     args: cli.DecisionArgs,
+    terms: cli.GrantArgs,
     always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None,
 ) -> int:
     """Approve a call with the arguments shown; a worker continues the run.
@@ -79,6 +88,7 @@ async def approve(
     Examples:
       planner-ext approvals approve order-7/1/call_2 --store runs.db
       planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
+      planner-ext approvals approve order-7/1/call_2 --store runs.db --for 1h --where '{"amount": {"le": 100}}'
 
     Options:
         always: For the rest of the run, approve this function, or this function with
@@ -89,22 +99,24 @@ async def approve(
     return await _decide(
         args,
         lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint),
+        terms,
     )
 
 
 @command(group, exit_codes=EXIT_CODES)
 async def deny(
-    args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = ""
+    args: cli.DecisionArgs, terms: cli.GrantArgs, reason: cli.Reason = ""
 ) -> int:
     """Do not let a call run, or leave a question without an answer.
 
     Examples:
       planner-ext approvals deny order-7/1/call_2 --store runs.db --reason 'too much'
+      planner-ext approvals deny order-7/1/call_2 --store runs.db --reason stocktaking --for 7d --later-only
 
     Options:
         reason: Why; the model reads it.
     """
-    return await _decide(args, lambda _: Deny(reason, by=args.by))
+    return await _decide(args, lambda _: Deny(reason, by=args.by), terms)
 
 
 @command(group, exit_codes=EXIT_CODES)
@@ -163,10 +175,51 @@ async def supply(
     return await _decide(args, supplied)
 
 
+@command(group, exit_codes=EXIT_CODES, name="grants")
+async def list_grants(store: cli.Store, as_json: cli.Json = False) -> None:
+    """List the grants that hold: what each answers, until when, and how often it did.
+
+    Examples:
+      planner-ext approvals grants --store runs.db
+    """
+    async with opened_client(store) as client:
+        found = await client.approvals().grants()
+    print_rows(
+        [one.as_dict() for one in found],
+        map(_grant_line, found),
+        as_json=as_json,
+        none=f"No grant holds in {store_name(store)}.",
+    )
+
+
+@command(group, exit_codes=EXIT_CODES)
+async def revoke(args: cli.DecisionArgs) -> None:
+    """Revoke the grant with this ID: it answers no further question.
+
+    Examples:
+      planner-ext approvals revoke 4f0c2a9be713 --store runs.db
+    """
+    async with opened_client(args.store, args.hooks) as client:
+        await client.approvals().revoke(args.id, by=args.by)
+    say(f"{exact(args.id)} is revoked.")
+
+
+def _grant_line(grant: GrantRecord) -> Text:
+    told = grant.as_dict()
+    roles = "".join(f" for {exact(role)}" for role in grant.roles)
+    return Text(
+        f"{exact(grant.decision.fully_qualified_name)}{roles}: {decision_text(grant.decision)}; until "
+        f"{told['expires_at']}, used {grant.used} times; {exact_json(told['terms'])}"
+    )
+
+
 async def _decide(
-    args: cli.DecisionArgs, decision_on: Callable[[PendingApproval], Decision]
+    args: cli.DecisionArgs,
+    decision_on: Callable[[PendingApproval], Decision],
+    terms: cli.GrantArgs = _ALONE,
 ) -> int:
-    """Store a decision on the call as it stands now, and print what follows."""
+    """Store a decision on the call as it stands now, or a grant alone, and print what follows."""
+    granted = terms.grant()
     async with opened_client(args.store, args.hooks) as client:
         store = client.approvals()
         call = await store.show(args.id)
@@ -176,7 +229,11 @@ async def _decide(
                 f"{args.id} is a question of the model: there is nothing in it to approve. Answer it with supply, or "
                 "deny it if it gets no answer."
             )
-        counts = await store.decide(args.id, decision)
+        if terms.later_only:
+            grant_id = await store.grant(args.id, decision, granted)
+            say(f"Grant {grant_id} is given; {exact(args.id)} is not decided by it.")
+            return ExitCode.ANSWERED
+        counts = await store.decide(args.id, decision, grant=granted)
     if not counts:
         say(f"{exact(args.id)} was decided already; nothing changed.")
         return ExitCode.NO_ANSWER
@@ -246,6 +303,8 @@ def decision_text(record: DecisionRecord) -> str:
         said += f", with {exact_json(record.result)}"
     if record.always is not None:
         said += f", for the rest of the run: {record.always}"
+    if record.grant:
+        said += f", by grant {exact(record.grant)}"
     return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
 
 

@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner_ext.approval.decisions import ApprovalSettings, Authorize
 from planner_ext.core.errors import InvalidLimitError
+
+if TYPE_CHECKING:
+    from planner_ext.approval.policy import Grant
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """In place of ``--store``: other users of the machine can read a command line."""
@@ -81,6 +84,7 @@ Words = Annotated[str | None, typer.Option(metavar="TEXT")]
 Address = Annotated[str | None, typer.Option(metavar="URL")]
 Factory = Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")]
 Goal = Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
+Reason = Annotated[str, typer.Option(metavar="TEXT")]
 InFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)
@@ -189,6 +193,44 @@ class DecisionArgs(ActorArgs):
 
     id: CallId
     store: Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrantArgs:
+    """The terms under which a decision answers the same question about later calls, too.
+
+    Attributes:
+        lifetime: Answer the same question about later calls of any run so, too, for
+            this long, such as 1h: a grant.
+        later_only: With --for: give the grant, and leave this call undecided.
+        uses: How many later questions the grant answers. Default: any number.
+        where: Conditions of the grant on a call's arguments, as in a policy: {"amount":
+            {"le": 100}}.
+        where_run: Conditions of the grant on the application's arguments of a run:
+            {"tenant": {"equals": "acme"}}. Default: all runs of the store.
+    """
+
+    lifetime: Annotated[
+        timedelta | None, typer.Option("--for", parser=_read_age, metavar="AGE")
+    ] = None
+    later_only: bool = False
+    uses: Annotated[str, typer.Option(metavar="N")] = ""
+    where: Annotated[str, typer.Option(metavar="JSON")] = ""
+    where_run: Annotated[str, typer.Option(metavar="JSON")] = ""
+
+    def grant(self) -> "Grant | None":
+        """Return the grant; None without one."""
+        from planner_ext.durable.grants import typed_grant  # noqa: PLC0415  (loads the store)
+
+        seconds = "" if self.lifetime is None else str(self.lifetime.total_seconds())
+        return typed_grant(
+            {
+                "expires_in": seconds,
+                "uses": self.uses,
+                "arguments": self.where,
+                "run_arguments": self.where_run,
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

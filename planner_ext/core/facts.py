@@ -303,6 +303,7 @@ class CallDecided(CallFact):
         cut: Where a supplied result, the ``answer``, was cut for the model.
         repetition: Digest without arguments that are defaults; "" if there are none.
         further: Questions to others, one after the other, once this one is answered.
+        grant: The grant by which the person decided; "" if on this call alone.
     """
 
     kind: CallKind
@@ -328,6 +329,7 @@ class CallDecided(CallFact):
     cut: Cut | None = None
     repetition: str = ""
     further: tuple[FurtherQuestion, ...] = ()
+    grant: str = ""
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 

@@ -13,6 +13,7 @@ newer one.
     driven           when the calls of driven runs may start
     heartbeat        which workers live
     approvals        `Approvals`: lists what waits for a person, and stores the decision
+    grants           decisions that answer the same question about later calls
     authorization    asks the application's hook
     notices          delivers notices of runs that paused, ended or failed
     writer           writes the facts of one run, and the rows that are derived from them
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner_ext.approval.decisions import DecisionRecord, DecisionRequest
+    from planner_ext.approval.policy import Grant
     from planner_ext.core.errors import RunRefusedError
     from planner_ext.durable.approvals import Approvals
     from planner_ext.durable.errors import (
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         UnknownRunError,
         WorkerInUseError,
     )
+    from planner_ext.durable.grants import GrantRecord
     from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs, SaidMessage
     from planner_ext.durable.listing import RunFilters, RunStats, StoreMarks
@@ -62,6 +65,8 @@ __all__ = [
     "DecisionRequest",
     "Due",
     "DurablePlanner",
+    "Grant",
+    "GrantRecord",
     "Next",
     "NoEffect",
     "NotAuthorizedError",
@@ -95,8 +100,10 @@ __all__ = [
 
 _MODULES = {
     "approval.decisions": ("DecisionRecord", "DecisionRequest"),
+    "approval.policy": ("Grant",),
     "core.errors": ("RunRefusedError",),
     "durable.approvals": ("Approvals",),
+    "durable.grants": ("GrantRecord",),
     "durable.inputs": ("RunInputs", "SaidMessage"),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),

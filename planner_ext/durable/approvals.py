@@ -3,11 +3,20 @@
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from planner_ext.approval.decisions import Approve, Authorize, Decision, DecisionRecord
+from planner_ext.approval.decisions import (
+    Approve,
+    Authorize,
+    Decision,
+    DecisionRecord,
+    RunAction,
+)
 from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.database import Step
 from planner_ext.durable.errors import ApprovalRefusedError
+from planner_ext.durable.grants import GrantRecord, grant_step, read_grant
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
     PendingApproval,
@@ -19,6 +28,9 @@ from planner_ext.durable.records import (
 from planner_ext.durable.store import JournalStore, opened_store, opens
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
+
+if TYPE_CHECKING:
+    from planner_ext.approval.policy import Grant
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +136,9 @@ class Approvals:
         """List the refused decisions on a run's calls, with their reasons; raise `StoreError` if one is damaged."""
         return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
 
-    async def decide(self, approval_id: str, decision: Decision) -> bool:
+    async def decide(
+        self, approval_id: str, decision: Decision, *, grant: "Grant | None" = None
+    ) -> bool:
         """Decide a call. A worker takes the decision into the run's journal, now or when the next worker starts.
 
         A refused decision, or a second one on the same call, is stored too: `show` and
@@ -137,6 +151,8 @@ class Approvals:
             decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be
                 JSON values. It binds to the call as `show` returns it. Answer a
                 question with `Supply`, or with `Deny`.
+            grant: Answer the same question about later calls so, too, see `grant`;
+                stored if this decision counts.
 
         Returns:
             Whether this decision counts. False if another one was first; then nothing
@@ -151,24 +167,19 @@ class Approvals:
         """
         approval = await self.show(approval_id)
         at = self._clock.now()
+        then: list[Step] = []
         try:
             text = _checked_decision(
                 approval, decision, at, verified=self._doorkeeper.verified
             )
-            by = getattr(decision, "by", None)
-            await self._doorkeeper.check(
-                self._store,
-                "decide",
-                approval.run_id,
-                by=by,
-                call=approval,
-                decision=decision,
-            )
+            await self._check("decide", approval, decision)
+            if grant is not None:
+                then = [await self._grant_step(approval, decision, grant, at, text)]
         except ApprovalRefusedError as error:
             await self._refuse(approval, decision, str(error), at)
             raise
         if await self._store.decide(
-            approval_id, text, fingerprint=approval.fingerprint, at=at
+            approval_id, text, *then, fingerprint=approval.fingerprint, at=at
         ):
             return True
         first = (await self.show(approval_id)).decision
@@ -178,6 +189,96 @@ class Approvals:
             problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
         await self._refuse(approval, decision, problem, at)
         return False
+
+    async def grant(
+        self, approval_id: str, decision: Decision, grant: "Grant | None"
+    ) -> str:
+        """Answer the same question about later calls of any run, without deciding this call.
+
+        It answers what is asked from now on, before anybody is; see `Grant`. A `Deny` is
+        a standing no, which comes before any yes. A condition that cannot be evaluated
+        does not hold for a yes, and holds for a no, as in a policy. Each use is a
+        decision of the run, by its author, and is asked of the workers' ``authorize``
+        hook again: where that refuses, the call waits for a person.
+
+        Args:
+            approval_id: A call that waits, or did: its question is answered.
+            decision: `Approve`, without arguments, or `Deny`, with ``by``.
+            grant: For how long, how often, and for which calls.
+
+        Returns:
+            The grant's id.
+
+        Raises:
+            ApprovalRefusedError: If there is no such call, it is in doubt or a question
+                of the model, or the decision is another.
+            NotAuthorizedError: As `decide`; the action is ``grant``.
+        """
+        approval = await self.show(approval_id)
+        step = await self._grant_step(approval, decision, grant, self._clock.now())
+        await self._store.database.transact(step)
+        return str(step[1]["id"])
+
+    async def grants(self) -> list[GrantRecord]:
+        """List the grants that hold: standing denials first, then the oldest.
+
+        Raises:
+            StoreError: If a row is damaged.
+        """
+        return [read_grant(row) for row in await self._store.grants(self._clock.now())]
+
+    async def revoke(self, grant_id: str, *, by: str | None = None) -> None:
+        """Let a grant answer no further question; what it decided stays decided.
+
+        Raises:
+            ApprovalRefusedError: If no grant with this id holds.
+            NotAuthorizedError: If ``authorize`` refuses the action ``revoke``, or is
+                missing here: the question has roles, or the run began under a hook.
+        """
+        for grant in await self.grants():
+            if grant.id == grant_id:
+                await self._doorkeeper.check_under(
+                    grant.guards, "revoke", grant.run_id, by=by, call=grant.question
+                )
+                return await self._store.revoke(
+                    grant_id, by or "", at=self._clock.now()
+                )
+        raise ApprovalRefusedError(
+            f"No grant {grant_id!r} holds in this store: it has ended, or never was. List them to see their ids."
+        )
+
+    async def _grant_step(
+        self,
+        approval: PendingApproval,
+        decision: Decision,
+        grant: object,
+        at: float,
+        first: str | None = None,
+    ) -> Step:
+        step = grant_step(
+            approval,
+            decision,
+            grant,
+            at=at,
+            verified=self._doorkeeper.verified,
+            guards=await self._store.hooks(approval.run_id),
+            first=first,
+        )
+        await self._check("grant", approval, decision)
+        return step
+
+    async def _check(
+        self, action: RunAction, approval: PendingApproval, decision: Decision
+    ) -> None:
+        by = getattr(decision, "by", None)
+        await self._doorkeeper.check(
+            self._store,
+            action,
+            approval.run_id,
+            by=by,
+            call=approval,
+            decision=decision,
+        )
 
     async def _refuse(
         self, approval: PendingApproval, decision: Decision, problem: str, at: float

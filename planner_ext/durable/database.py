@@ -213,6 +213,23 @@ CREATE_TABLES: tuple[str, ...] = (
         until DOUBLE PRECISION NOT NULL
     )
     """,
+    """
+    CREATE TABLE planner_grants (
+        id TEXT PRIMARY KEY,
+        question TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        terms TEXT NOT NULL,
+        decision TEXT NOT NULL,
+        given_at DOUBLE PRECISION NOT NULL,
+        expires_at DOUBLE PRECISION NOT NULL,
+        uses BIGINT,
+        used BIGINT NOT NULL DEFAULT 0,
+        used_for TEXT,
+        used_at DOUBLE PRECISION,
+        revoked_at DOUBLE PRECISION,
+        revoked_by TEXT
+    )
+    """,
     *BUDGET_TABLES,
     "CREATE INDEX planner_runs_by_status ON planner_runs (status, wake_at)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
@@ -222,6 +239,7 @@ CREATE_TABLES: tuple[str, ...] = (
     "CREATE INDEX planner_approvals_by_run ON planner_approvals (run_id)",
     "CREATE INDEX planner_refusals_by_run ON planner_refusals (run_id)",
     "CREATE INDEX planner_refusals_by_id ON planner_refusals (id)",
+    "CREATE INDEX planner_grants_by_expiry ON planner_grants (expires_at)",
     "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
     "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
 )
@@ -244,7 +262,8 @@ worker has claimed it.
 the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
 ``planner_notices.next_at``: when a notice is next sent; null once it was delivered or
 given up. ``planner_subscriptions``: the events of which notices are written, ``until``
-then. Times are seconds since the epoch.
+then. ``planner_grants.question``: digest of the question that ``decision`` answers,
+``used`` times so far, the last time for the approval ``used_for``. Times are seconds since the epoch.
 """
 
 GET_SCHEMA = "SELECT schema FROM planner_schema"

@@ -178,6 +178,8 @@ class PendingApproval(ToolCall):
             open.
         refused: The refused decisions on it, the oldest first.
         said: What was said to the run and waits for the decision, the oldest first.
+        source: Digest of who asks, and what; "" until it is stored. A `Grant` binds to
+            it.
     """
 
     run_id: str
@@ -188,6 +190,7 @@ class PendingApproval(ToolCall):
     problem: str = ""
     refused: tuple[DecisionRecord, ...] = ()
     said: tuple[SaidMessage, ...] = ()
+    source: str = ""
 
 
 _TEXTS = ("id", "path", "fully_qualified_name", "goal", "prompt", "signature")
@@ -201,8 +204,9 @@ def call_values(run: OpenRun, call: Call) -> dict[str, Any]:
     values = {name: shown[name] for name in _STORED}
     if run.place:
         values["run_id"] = run.state.run_id
+    values["source"] = call.decided_fact.source
     if call.decided_fact.approved and not call.started:
-        values["further"] = call.decided_fact.source  # others have approved it
+        values["further"] = True  # others have approved it
     return values
 
 
@@ -317,8 +321,8 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         arguments = call["arguments"]
         roles = tuple(map(str, call["roles"]))
         digest = digest_of(function, arguments)
-        if "further" in call:
-            digest = further_digest(digest, call.pop("further"), roles)
+        if call.pop("further", False):
+            digest = further_digest(digest, call["source"], roles)
         run = str(call.pop("run_id", run_id))  # of a run inside, its own name
         within = run == run_id or run.startswith(f"{run_id}/")
         asked = fingerprint_of(
@@ -332,6 +336,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             "kind": "question" if is_question else "function",
             "in_doubt": call["in_doubt"] is True,
             "roles": roles,
+            "source": _text(call.get("source", "")),
         }
         approval = PendingApproval(
             **{**call, **read},
@@ -344,7 +349,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             problem=str(json.loads(str(problem))) if problem else "",
             decision=None
             if decision is None
-            else _decision_record(key, decision, decided_at, function, arguments),
+            else decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
             said=read_said(str(run_id), said),
         )
@@ -362,7 +367,7 @@ def read_refusal(
     """Read a row of ``planner_refusals``; raise `StoreError` if it is damaged."""
     key, decision, problem, at = row
     with reading_row(f"A refused decision on {key!r} is"):
-        record = _decision_record(key, decision, at, function, requested)
+        record = decision_record(key, decision, at, function, requested)
         return replace(record, refused=str(json.loads(str(problem))))
 
 
@@ -372,13 +377,14 @@ def _text(value: object) -> str:
     return value
 
 
-def _decision_record(
+def decision_record(
     key: Value,
     text: Value,
     at: Value,
     function: str,
-    requested: Mapping[str, Any] | None,
+    requested: Mapping[str, Any] | None = None,
 ) -> DecisionRecord:
+    """Read the decision on a call from the text that `write_decision` wrote."""
     data: dict[str, Any] = json.loads(str(text))
     kind, by, reason = (
         _text(data.get(name) or "") for name in ("kind", "by", "reason")
@@ -398,6 +404,7 @@ def _decision_record(
         reason=reason,
         result=data.get("result"),
         always=data.get("always"),
+        grant=_text(data.get("grant") or ""),
     )
 
 
@@ -406,8 +413,10 @@ def read_moment(at: Value) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 
-def write_decision(decision: Decision, *, verified: bool = False) -> str:
-    """Write a decision as JSON text, and whether its author is vouched for.
+def write_decision(
+    decision: Decision, *, verified: bool = False, grant: str = ""
+) -> str:
+    """Write a decision as JSON text, whether its author is vouched for, and the grant that it is of.
 
     Raises:
         ApprovalRefusedError: If it is no decision, or holds a value that is not JSON.
@@ -418,10 +427,11 @@ def write_decision(decision: Decision, *, verified: bool = False) -> str:
             f"Expected Approve, Deny or Supply; got {shown(decision)}."
         )
     _check_decision(decision)
-    vouched = {"verified": True} if verified else {}
+    more = {"verified": True} if verified else {}
+    more |= {"grant": grant} if grant else {}
     try:
         return json.dumps(
-            {"schema": _DECISION_SCHEMA, "kind": kind, **vouched, **asdict(decision)},
+            {"schema": _DECISION_SCHEMA, "kind": kind, **more, **asdict(decision)},
             allow_nan=False,
         )
     except (TypeError, ValueError, RecursionError) as error:
@@ -430,10 +440,10 @@ def write_decision(decision: Decision, *, verified: bool = False) -> str:
         ) from error
 
 
-def any_decision_text(decision: object) -> str:
+def any_decision_text(decision: object, *, grant: str = "") -> str:
     """Write any decision as JSON text; of one that is not JSON, only its kind and its author."""
     try:
-        return write_decision(cast("Decision", decision))
+        return write_decision(cast("Decision", decision), grant=grant)
     except ApprovalRefusedError:
         kind = _kind_of(decision) or type(decision).__name__
         by = getattr(decision, "by", None)
@@ -446,7 +456,7 @@ def any_decision_text(decision: object) -> str:
         )
 
 
-def read_decision(text: str) -> tuple[Decision, bool]:
+def read_decision(text: str) -> tuple[Decision, bool, str]:
     """Read what `write_decision` wrote.
 
     Raises:
@@ -460,9 +470,10 @@ def read_decision(text: str) -> tuple[Decision, bool]:
                 "wrote it."
             )
         verified = data.pop("verified", False) is True
+        grant = _text(data.pop("grant", ""))
         decision = _KINDS[data.pop("kind")](**data)
     _check_decision(decision)
-    return decision, verified
+    return decision, verified, grant
 
 
 def _kind_of(decision: object) -> str | None:

@@ -156,7 +156,11 @@ ADD_NOTICE = """
     SELECT :id, run_id, :event, :body, :at, :at FROM planner_runs
     WHERE run_id = :run_id AND status = :status AND updated_at = :at
           AND EXISTS (SELECT 1 FROM planner_subscriptions WHERE event = :event AND until > :at)
+          AND (status <> 'paused' OR EXISTS (
+              SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'open'
+          ))
 """
+"""A pause is told only while something in it waits for a person."""
 _EVENT_OF: Mapping[str, str] = {
     "paused": "paused",
     "failed": "failed",
@@ -164,6 +168,13 @@ _EVENT_OF: Mapping[str, str] = {
 }
 """The event of a status; that of any other one at which nothing more runs is
 ``ended``."""
+GRANT_HOLDS = (
+    "revoked_at IS NULL AND expires_at > :at AND (uses IS NULL OR used < uses)"
+)
+_GRANTS = f"""
+    SELECT id, question, terms, decision, given_at, expires_at, used, used_for FROM planner_grants
+    WHERE {GRANT_HOLDS} ORDER BY kind DESC, given_at, id
+"""
 _DECIDED = (
     f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
 )
@@ -726,9 +737,14 @@ class JournalStore:
         )
 
     async def decide(
-        self, key: str, decision: str, *, fingerprint: str, at: float
+        self,
+        key: str,
+        decision: str,
+        *then: Step,
+        fingerprint: str,
+        at: float,
     ) -> bool:
-        """Store a decision on an open approval; False if it was decided or has expired."""
+        """Store a decision on an open approval, and what follows; False if it was decided or has expired."""
         statement = """
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
             WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
@@ -741,22 +757,31 @@ class JournalStore:
             "fingerprint": fingerprint,
             "at": at,
         }
-        rows = await self.database.transact((statement, values), *self.database.hints)
+        rows = await self.database.transact(
+            (statement, values), *then, *self.database.hints
+        )
         return bool(rows[0])
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
         """List the rows of a run's untaken decisions."""
         return await self._rows(_DECIDED, run_id=run_id)
 
-    async def reopen(self, key: str, problem: str, *, decision: str, at: float) -> None:
-        """Reopen an approval, and keep the decision as refused."""
+    async def reopen(
+        self, key: str, problem: str, *, decision: str, grant: str, at: float
+    ) -> None:
+        """Reopen an approval, and keep the decision as refused: it is no use of its grant."""
         decided = "WHERE id = :id AND status = 'decided'"
         values: dict[str, Value] = {
             "id": key,
             "decision": decision,
             "problem": json.dumps(problem),
+            "grant": grant,
             "at": at,
         }
+        unused = f"""
+            UPDATE planner_grants SET used = used - 1
+            WHERE id = :grant AND EXISTS (SELECT 1 FROM planner_approvals {decided})
+        """
         keep = f"""
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)
             SELECT run_id, id, :decision, :problem, :at FROM planner_approvals {decided}
@@ -765,7 +790,19 @@ class JournalStore:
             UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL, problem = :problem
             {decided}
         """
-        await self.database.transact((keep, values), (reopen, values))
+        await self.database.transact((unused, values), (keep, values), (reopen, values))
+
+    async def grants(self, now: float) -> Sequence[Row]:
+        """List the rows of the grants that hold: denials first, then the oldest."""
+        return await self._rows(_GRANTS, at=now)
+
+    async def revoke(self, grant: str, by: str, *, at: float) -> None:
+        """Revoke a grant."""
+        statement = """
+            UPDATE planner_grants SET revoked_at = :at, revoked_by = :by
+            WHERE id = :grant AND revoked_at IS NULL
+        """
+        await self._rows(statement, grant=grant, by=json.dumps(by), at=at)
 
     async def delete(self, run_id: str, *, paused: bool = False) -> None:
         """Delete a run that has ended, failed or is in quarantine, or also a paused one.

@@ -19,6 +19,7 @@ with it.
 import asyncio
 import logging
 import os
+from collections import ChainMap
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -149,6 +150,7 @@ class _Decided(NamedTuple):
     Attributes:
         key: The id of its approval.
         verified: Whether its author is vouched for.
+        grant: The grant that it is of; "" if it is of this call alone.
         is_stored: Whether the approval's row holds it.
     """
 
@@ -156,6 +158,7 @@ class _Decided(NamedTuple):
     decision: Decision
     at: float
     verified: bool = False
+    grant: str = ""
     is_stored: bool = False
 
 
@@ -186,7 +189,7 @@ class Runner:
         budget = job.budget
         own = job.decisions or {}
         arguments = None if job.arguments_for is None else job.arguments_for(run_id)
-        seen: set[str] = set()
+        seen: set[Row] = set()
         while True:
             stored, new, said, rows = await self.store.load_driven(run_id)
             if not stored.facts:
@@ -201,6 +204,7 @@ class Runner:
                 decided=keys,
                 claim=claim,
                 is_queued=is_queued,
+                run_arguments=ChainMap(arguments or {}, {**stored.inputs.arguments}),
             )
             kept = DrivenStore(writer, self.driven)
             writer.budget.leaves = kept.leaves
@@ -216,6 +220,7 @@ class Runner:
                 facts=stored.facts,
                 decisions={call_id: one.decision for call_id, one in decided.items()},
                 decided_at={call_id: one.at for call_id, one in decided.items()},
+                grants={call_id: one.grant for call_id, one in decided.items()},
                 budget=budget,
                 arguments=stored.inputs.arguments,
                 in_doubt=self.in_doubt,
@@ -242,12 +247,12 @@ class Runner:
             budget = None
             own = {}
             if stored.record.status == "paused":
-                seen |= keys  # a run in any other state takes them after its next pause
-            rows = (
+                # A run in any other state takes them after its next pause.
+                seen.update(rows)
+            left = (
                 await self.store.decisions(run_id) if writer.state.ended is None else ()
             )
-            left = await self._untaken_decisions(run_id, rows)
-            if {one.key for one in left.values()} <= seen:
+            if seen.issuperset(left):
                 return result
 
     async def _untaken_decisions(
@@ -259,7 +264,7 @@ class Runner:
             key = str(row[0])
             try:
                 approval = read_approval(row)
-                decision, verified = read_decision(str(row[7]))
+                decision, verified, grant = read_decision(str(row[7]))
             except ApprovalRefusedError as error:
                 own_words = _Decided(key, Deny(), self.clock.now(), is_stored=True)
                 await self._reopened(run_id, own_words, error)
@@ -268,7 +273,7 @@ class Runner:
                 decision = replace(decision, fingerprint=approval.fingerprint)
             at = 0.0 if approval.decided_at is None else approval.decided_at.timestamp()
             decided[approval.path] = _Decided(
-                key, decision, at, verified, is_stored=True
+                key, decision, at, verified, grant, is_stored=True
             )
         return decided
 
@@ -288,7 +293,7 @@ class Runner:
 
     async def _reopened(self, run_id: str, refused: _Decided, error: Exception) -> bool:
         """Refuse a decision; return whether its call waits again: its row held the decision."""
-        text = any_decision_text(refused.decision)
+        text = any_decision_text(refused.decision, grant=refused.grant)
         problem = str(error)
         if not refused.is_stored:
             await self.store.refuse(
@@ -300,7 +305,9 @@ class Runner:
             run_id,
             f"call {one_line(refused.key)} waits again: {one_line(error)}",
         )
-        await self.store.reopen(refused.key, problem, decision=text, at=refused.at)
+        await self.store.reopen(
+            refused.key, problem, decision=text, grant=refused.grant, at=refused.at
+        )
         return True
 
 

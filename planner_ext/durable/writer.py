@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from planner_ext.approval.decisions import ToolCall
 from planner_ext.approval.waiting import questions_of, waiting_everywhere
@@ -46,6 +46,7 @@ from planner_ext.core.state import (
 )
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
+from planner_ext.durable.grants import using_steps
 from planner_ext.durable.inputs import NewBudget, SaidMessage, read_said, said_line
 from planner_ext.durable.records import (
     PendingApproval,
@@ -232,6 +233,7 @@ class JournalWriter:
         decided: Collection[str] | None = None,
         claim: Claim | None = None,
         is_queued: bool = False,
+        run_arguments: Mapping[str, Any] | None = None,
         state: State | None = None,
     ) -> None:
         """Continue a journal.
@@ -245,6 +247,8 @@ class JournalWriter:
                 this check.
             claim: The worker's hold; None ignores the run's owner.
             is_queued: Whether the run's row says ``queued``.
+            run_arguments: The application's, for the conditions of grants. None: no
+                grant answers what waits.
             state: The fold of the facts, if the caller has it.
         """
         self.state = fold_journal(run_id, facts) if state is None else state
@@ -256,6 +260,7 @@ class JournalWriter:
         self.given: Mapping[str, tuple[str, float]] = {}
         self._claim = claim
         self._is_queued = is_queued
+        self._run_arguments = run_arguments
         self._started: dict[_Asked, str] = {}
         for seq, fact in enumerate(facts):
             self._note_start(fact, seq)
@@ -294,11 +299,7 @@ class JournalWriter:
             or not all(_can_be_computed_again(unwrapped(fact)) for fact in facts)
         ):
             steps += self._close_steps(closed)
-            steps += [
-                step
-                for id_, asked in opened.items()
-                for step in _open_steps(state.run_id, id_, *asked)
-            ]
+            steps += await self._opening_steps(opened, state.at)
             if any(isinstance(fact, BudgetChanged) for fact in facts):
                 steps.append(
                     (_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken})
@@ -402,6 +403,19 @@ class JournalWriter:
             (statement, {**fact_row(self.run_id, place, value), **own})
             for place, value in enumerate(dump_facts(facts), start=seq)
         ]
+
+    async def _opening_steps(
+        self, opened: Mapping[str, tuple[OpenRun, Call]], at: float
+    ) -> list[Step]:
+        """Open approvals, and decide those that a grant answers."""
+        steps = [
+            step
+            for id_, asked in opened.items()
+            for step in _open_steps(self.run_id, id_, *asked)
+        ]
+        if opened and self._run_arguments is not None:
+            steps += await using_steps(self._store, opened, self._run_arguments, at=at)
+        return steps
 
     def _close_steps(self, closed: Collection[str]) -> list[Step]:
         """Close approvals; a decision that the caller has not read fences this writer."""

@@ -34,6 +34,7 @@ class Activation:
         store: Records each fact before the run acts on it.
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
+        grants: The grants by which calls were decided, by call id.
         budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
         arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
@@ -50,6 +51,7 @@ class Activation:
     facts: Sequence[Fact] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
+    grants: Mapping[str, str] = field(default_factory=dict[str, str])
     budget: Budget | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     in_doubt: InDoubt = "person"

@@ -27,6 +27,7 @@ from planner_ext.durable.errors import (
     StoreError,
     UnknownRunError,
 )
+from planner_ext.durable.grants import typed_grant
 from planner_ext.durable.listing import STATUSES, RunFilters, StoreMarks
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import PendingApproval
@@ -169,6 +170,8 @@ class _Inbox:
             ("/approvals", "POST", self._decide_many),
             ("/approvals/{id:path}", "GET", self._show_approval),
             ("/approvals/{id:path}", "POST", self._decide),
+            ("/grants", "GET", self._show_grants),
+            ("/grants", "POST", self._revoke),
             ("/runs", "GET", self._show_runs),
             ("/runs/{id}", "GET", self._show_run),
             ("/runs/{id}/cancel", "POST", self._cancel_run),
@@ -450,7 +453,8 @@ class _Inbox:
                 )
             else:
                 decision = _decision_on(call, form, by)
-            taken = await approvals.decide(id, decision)
+            grant = typed_grant({name: form.get(name, "") for name in views.GRANT})
+            taken = await approvals.decide(id, decision, grant=grant)
         except ApprovalRefusedError as error:
             call = await approvals.show(id)
             return await self._approval_page(
@@ -467,6 +471,16 @@ class _Inbox:
         return await self._approval_page(
             request, call, status=409, problem=_first_text(call), typed=typed
         )
+
+    async def _show_grants(self, request: Request) -> Response:
+        found = await (await self._approvals()).grants()
+        return self._page(request, "grants", grants=found, now=time.time())
+
+    async def _revoke(self, request: Request) -> Response:
+        form = await form_of(request, _visitor_in(request))
+        by = _visitor_in(request).name
+        await (await self._approvals()).revoke(form.get("grant", ""), by=by)
+        return redirect(request, "grants")
 
     async def _stream_events(self, request: Request) -> Response:
         topic: Topic = "runs" if request.query_params.get("of") == "runs" else "waiting"

@@ -22,7 +22,10 @@ from planner_ext.inbox.forms import Field, drawn_form
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
 """What is decided; "in doubt" is the outcome of an interrupted call."""
 
-TYPED = ("decision", "always", "reason", "answer", "result")
+GRANT = ("expires_in", "uses", "arguments", "run_arguments")
+"""The terms of a grant in a decision's form."""
+
+TYPED = ("decision", "always", "reason", "answer", "result", *GRANT)
 """A decision's fields that a refused form shows again, beside the arguments."""
 
 _LONGEST_IN_LIST = 4_000
@@ -382,6 +385,7 @@ def _decided(record: DecisionRecord, now: float) -> Decided:
             "function": "this function",
             "arguments": "these arguments",
         }.get(record.always or "", ""),
+        "by grant": exact(record.grant),
     }
     return Decided(
         kind=exact(record.kind),

@@ -351,6 +351,7 @@ class KeptRun(PlannerRun):
             decisions=activation.decisions,
             budget=budget,
             decided_at=activation.decided_at,
+            grants=activation.grants,
             verified=activation.verified,
             described=activation.described,
         )

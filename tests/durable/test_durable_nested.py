@@ -8,7 +8,7 @@ from semantic_kernel import Kernel
 
 from planner_ext import Approve, FunctionCallingStepwisePlannerResult
 from planner_ext.core.errors import RunRefusedError
-from planner_ext.durable import Runs
+from planner_ext.durable import Approvals, Grant, Runs
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import (
     ScriptedAnswer,
@@ -104,6 +104,26 @@ async def test_runs_inside_go_on_after_a_kill(
     assert len(done) >= 3 - in_doubt
     requests = effects_in(tmp_path / "requests")
     assert len(requests) <= result.iterations <= len(requests) + codes.count(KILLED)
+
+
+async def test_a_grant_answers_what_waits_inside(tmp_path: Path) -> None:
+    """At both depths: nobody is asked, and each use is counted."""
+    store = str(tmp_path / "runs.db")
+    kernel = shop_of(tmp_path)
+    async with Runs.sqlite(store) as runs, Approvals.connect(store) as approvals:
+        first = await runs.start(planner_of(), kernel, GOAL, run_id="first")
+        assert (await first.result()).status == "paused"
+        asked = (await approvals.pending())[0].id
+        given = Approve(by="ann")
+        await approvals.grant(asked, given, Grant(expires_in=60))
+
+        later = await runs.start(planner_of(), kernel, GOAL, run_id="later")
+        assert (await later.result()).status == "answered"
+
+        (grant,) = await approvals.grants()
+    assert grant.used == 2
+    done = [line.split()[0] for line in effects_in(tmp_path / "effects")]
+    assert done.count("pay") == 2
 
 
 async def test_what_waits_inside_is_decided_by_its_row(tmp_path: Path) -> None:

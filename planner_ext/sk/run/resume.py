@@ -249,17 +249,24 @@ class _DecisionFacts:
             return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
         nobody = replace(
-            call.decided_fact, by="", person=False, approved=False, further=()
+            call.decided_fact,
+            by="",
+            person=False,
+            approved=False,
+            further=(),
+            grant="",
         )
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
     async def take(
-        self, call: Call, decision: Decision, at: float
+        self, call: Call, decision: Decision, at: float, *, grant: str
     ) -> CallDecided | Clarified:
         if call.decided_fact.kind == "question":
             return self._answered(call, decision, at)
         approved = call.started and call.decided_fact.approved
-        fact = replace(call.decided_fact, at=at, approved=approved, further=())
+        fact = replace(
+            call.decided_fact, at=at, approved=approved, further=(), grant=grant
+        )
         call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
@@ -630,6 +637,7 @@ class ResumeRequest:
 
     Attributes:
         decided_at: When each decision was made, by call id; else now.
+        grants: The grants by which calls were decided, by call id.
         verified: The ids of the calls whose author the application vouches for.
         described: Shows a call to the ``authorize`` hook.
     """
@@ -638,6 +646,7 @@ class ResumeRequest:
     decisions: Mapping[str, Decision]
     budget: Budget | None = None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
+    grants: Mapping[str, str] = field(default_factory=dict[str, str])
     verified: Container[str] = ()
     described: Callable[[ToolCall], ToolCall] | None = None
 
@@ -714,8 +723,11 @@ class ResumeRequest:
                 continue
             try:
                 decided_at = self.decided_at.get(name, at)
+                grant = self.grants.get(name, "")
                 decided.append(
-                    await taking.take(call, self.decisions[name], decided_at)
+                    await taking.take(
+                        call, self.decisions[name], decided_at, grant=grant
+                    )
                 )
             except DecisionRefusedError as error:
                 error.call_id = name
