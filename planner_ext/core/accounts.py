@@ -235,6 +235,8 @@ class Tab:
     @property
     def spent(self) -> Usage | None:
         """What the call has spent besides what its runs have recorded, as `CallFinished` has it; None for nothing."""
+        if self._taken is None and not self.runs:
+            return None
         taken = self.taken
         unknown = self._taken is None and all(run.is_recorded for run in self.runs)
         return None if unknown and taken == Usage() else taken

@@ -243,7 +243,7 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
         fact,
         "it is decided already",
     )
-    usage = state.usage + _charge(state, fact)
+    usage = state.usage + (_charge(state, fact) if call.started else call.recorded)
     changes = _Changes()
     if _runs_again(call, fact):
         changes["calls_by_digest"] = state.calls_by_digest.plus(
@@ -336,7 +336,7 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
 def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    usage = state.usage + _charge(state, fact)
+    usage = state.usage + (call.recorded if fact.spent is None else fact.spent)
     answer = fact.result
     changes = _Changes()
     if fact.cut is not None:

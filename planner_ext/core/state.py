@@ -97,7 +97,7 @@ class Call:
     @property
     def waits_inside(self) -> bool:
         """Whether a run that its function has made waits for a person."""
-        return any(run.phase is Phase.PAUSED for run in self.runs)
+        return bool(self.runs) and any(run.phase is Phase.PAUSED for run in self.runs)
 
     @property
     def decided_fact(self) -> CallDecided:

@@ -111,11 +111,13 @@ def _planner_mark(function: KernelFunction | None) -> tuple[Any, Kernel | None]:
 
 def may_be_called_again(function: KernelFunction, tool: Tool) -> bool:
     """Return whether a function may be called again where a run in it waits: it has no code of its own, or says so."""
-    return (
-        planner_of(function) is not None
-        or tool.restarts
-        or isinstance(function, KernelFunctionFromPrompt)
-        or own_agent_of(function) is not None
+    return tool.restarts or (
+        tool.asks_model
+        and (
+            planner_of(function) is not None
+            or isinstance(function, KernelFunctionFromPrompt)
+            or own_agent_of(function) is not None
+        )
     )
 
 
