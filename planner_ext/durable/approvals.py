@@ -16,7 +16,7 @@ from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Step
 from planner_ext.durable.errors import ApprovalRefusedError
-from planner_ext.durable.grants import GrantRecord, grant_step, read_grant
+from planner_ext.durable.grants import GrantRecord, grant_step, read_grants
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
     PendingApproval,
@@ -222,10 +222,10 @@ class Approvals:
     async def grants(self) -> list[GrantRecord]:
         """List the grants that hold: standing denials first, then the oldest.
 
-        Raises:
-            StoreError: If a row is damaged.
+        A damaged row is skipped and logged: it answers nothing.
         """
-        return [read_grant(row) for row in await self._store.grants(self._clock.now())]
+        rows = await self._store.grants(self._clock.now())
+        return [grant for _, grant in read_grants(rows)]
 
     async def revoke(self, grant_id: str, *, by: str | None = None) -> None:
         """Let a grant answer no further question; what it decided stays decided.

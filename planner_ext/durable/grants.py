@@ -7,8 +7,9 @@ is not counted.
 """
 
 import json
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import Call, OpenRun
 from planner_ext.core.values import frozen
 from planner_ext.durable.database import Row, Step, Value
-from planner_ext.durable.errors import ApprovalRefusedError, reading_row
+from planner_ext.durable.errors import ApprovalRefusedError, StoreError, reading_row
 from planner_ext.durable.records import (
     PendingApproval,
     decision_record,
@@ -38,6 +39,8 @@ from planner_ext.durable.store import GRANT_HOLDS, JournalStore
 
 if TYPE_CHECKING:
     from planner_ext.approval.policy import Grant
+
+logger = logging.getLogger(__name__)
 
 _ADD = """
     INSERT INTO planner_grants (id, question, kind, terms, decision, given_at, expires_at, uses)
@@ -208,8 +211,16 @@ def grant_step(
     return _ADD, values
 
 
-def read_grant(row: Row) -> GrantRecord:
-    """Read a row of `JournalStore.grants`; raise `StoreError` if it is damaged."""
+def read_grants(rows: Iterable[Row]) -> Iterator[tuple[Row, GrantRecord]]:
+    """Read rows of `JournalStore.grants`; a damaged one is skipped and logged, and stops no run."""
+    for row in rows:
+        try:
+            yield row, _read_grant(row)
+        except StoreError as error:
+            logger.error("A grant is skipped: %s", error)
+
+
+def _read_grant(row: Row) -> GrantRecord:
     from planner_ext.approval.policy import Grant  # noqa: PLC0415  (loads YAML)
 
     id_, _, text, decision, given_at, expires_at, used, used_for = row
@@ -255,26 +266,23 @@ async def using_steps(
             question = _question_of(call, fact.source)
             questions.append((question, id_, call, run.state.at))
     steps: list[Step] = []
-    for row in await store.grants(at) if questions else ():
+    rows = await store.grants(at) if questions else ()
+    for row, grant in read_grants(rows):
+        unknown = grant.decision.kind == "deny"
         for key, id_, call, asked_at in questions:
-            if key == row[1] and _covers(read_grant(row), call, run_arguments):
+            if key == row[1] and grant.terms.covers(
+                call.arguments, run_arguments, unknown=unknown
+            ):
                 values = {
                     "id": id_,
-                    "grant": row[0],
+                    "grant": grant.id,
                     "decision": row[3],
-                    "own": f'%"grant": "{row[0]}"%',
+                    "own": f'%"grant": "{grant.id}"%',
                     "asked_at": asked_at,
                     "at": at,
                 }
                 steps += [(_USE, values), (_DECIDE, values)]
     return steps
-
-
-def _covers(
-    grant: GrantRecord, call: ToolCall, run_arguments: Mapping[str, Any]
-) -> bool:
-    unknown = grant.decision.kind == "deny"
-    return grant.terms.covers(call.arguments, run_arguments, unknown=unknown)
 
 
 def _question_of(call: ToolCall, source: str) -> str:

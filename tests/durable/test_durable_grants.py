@@ -411,6 +411,21 @@ async def test_a_question_of_the_model_and_a_call_in_doubt_have_no_grant(
         await give(store)
 
 
+@on_sqlite
+@pytest.mark.parametrize("column", ["terms", "decision", "given_at", "expires_at"])
+async def test_a_damaged_grant_answers_nothing_and_stops_no_run(
+    column: str, store: str, tmp_path: Path
+) -> None:
+    """It is left out and logged; the call waits for a person."""
+    await drive(store, tmp_path, "first")
+    await give(store)
+    with sqlite3.connect(store) as rows:
+        rows.execute(f"UPDATE planner_grants SET {column} = 'odd'")
+
+    assert (await drive(store, tmp_path, "later")).status == "paused"
+    assert await grants(store) == []
+
+
 async def test_a_pause_in_which_nobody_is_asked_is_not_told(
     store: str, tmp_path: Path
 ) -> None:
