@@ -132,13 +132,11 @@ class SaidMessage:
     Attributes:
         by: Who said it; "" without a name.
         at: In UTC.
-        line: As the store holds it.
     """
 
     text: str
     by: str
     at: datetime
-    line: str = field(default="", repr=False)
 
     def as_dict(self) -> dict[str, str]:
         """Convert the message to JSON values."""
@@ -155,13 +153,15 @@ def said_line(text: object, *, by: str, at: float) -> str:
 def read_said(run_id: str, lines: object) -> tuple[SaidMessage, ...]:
     """Read lines of `said_line`, the oldest first; raise `StoreError` if one is damaged."""
     with reading_row(f"What was said to run {run_id!r} is"):
-        return tuple(map(_said_message, str(lines or "").splitlines(keepends=True)))
-
-
-def _said_message(line: str) -> SaidMessage:
-    values: dict[str, Any] = json.loads(line)
-    at = datetime.fromtimestamp(float(values["at"]), UTC)
-    return SaidMessage(text=str(values["text"]), by=str(values["by"]), at=at, line=line)
+        read: list[dict[str, Any]] = [*map(json.loads, str(lines or "").splitlines())]
+        return tuple(
+            SaidMessage(
+                text=str(one["text"]),
+                by=str(one["by"]),
+                at=datetime.fromtimestamp(float(one["at"]), UTC),
+            )
+            for one in read
+        )
 
 
 def _json_value(name: object, value: object) -> object:

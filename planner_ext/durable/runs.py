@@ -481,8 +481,8 @@ class RunsClient:
             PlannerInvalidConfigurationError: If the text is blank, or the run has
                 ended.
         """
-        await self._check("say", run_id, by)
-        await say_to(self._store, run_id, text, by=by, clock=self._clock)
+        keeper = self._doorkeeper
+        await say_to(self._store, keeper, run_id, text, by=by, clock=self._clock)
 
     async def result(self, run_id: str) -> RunResult:
         """Read how a run ended, what it waits for, or how far it is; does not wait.

@@ -26,11 +26,9 @@ from planner_ext.durable.errors import (
 )
 from planner_ext.durable.inputs import (
     NewBudget,
-    SaidMessage,
     hooks_in,
     read_inputs,
     read_new_budget,
-    read_said,
 )
 from planner_ext.durable.listing import (
     AT_REST,
@@ -363,8 +361,8 @@ class JournalStore:
 
     async def load_driven(
         self, run_id: str
-    ) -> tuple[StoredRun, NewBudget | None, tuple[SaidMessage, ...], Sequence[Row]]:
-        """Read a run, its new budget, what was said to it, and the rows of its `decisions`."""
+    ) -> tuple[StoredRun, NewBudget | None, str, Sequence[Row]]:
+        """Read a run, its new budget, the lines of what was said to it, and the rows of its `decisions`."""
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         runs, facts, decided = await self.database.transact(
             (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
@@ -372,7 +370,7 @@ class JournalStore:
         return (
             _read_stored(run_id, runs, facts),
             read_new_budget(run_id, runs[0][-2]),
-            read_said(run_id, runs[0][-1]),
+            str(runs[0][-1] or ""),
             decided,
         )
 
@@ -666,21 +664,20 @@ class JournalStore:
 
     async def changed_elsewhere(
         self, owner: str
-    ) -> list[tuple[str, bool, NewBudget | None, tuple[SaidMessage, ...]]]:
+    ) -> list[tuple[str, bool, NewBudget | None, str]]:
         """List a worker's runs that were ended, got a new budget, or were said something."""
         statement = f"""
             SELECT run_id, status, new_budget, said FROM planner_runs
             WHERE owner = :owner
                   AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL OR said IS NOT NULL)
         """
-        found: list[tuple[str, bool, NewBudget | None, tuple[SaidMessage, ...]]] = []
-        for row in await self._rows(statement, owner=owner):
-            run_id, status, text, lines = str(row[0]), *row[1:]
+        found: list[tuple[str, bool, NewBudget | None, str]] = []
+        for run_id, status, text, said in await self._rows(statement, owner=owner):
             try:
-                new = read_new_budget(run_id, text)
-                found.append((run_id, status in ENDS, new, read_said(run_id, lines)))
+                new = read_new_budget(str(run_id), text)
+                found.append((str(run_id), status in ENDS, new, str(said or "")))
             except StoreError as error:
-                logger.error("A run does not get what was set for it: %s", error)
+                logger.error("A run does not get another budget: %s", error)
         return found
 
     async def open_approvals(

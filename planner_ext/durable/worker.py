@@ -1024,11 +1024,11 @@ class RunHandle(Generic[R]):
         runner = self._pool.runner
         planners: Any = getattr(self._job.planner, "authorize", None)
         hooks = (*hooks_of(runner.authorize), *hooks_of(planners))
-        doorkeeper = Doorkeeper(authorize=hooks)
-        await doorkeeper.check(runner.store, "say", self.run_id, by=by)
-        said = await say_to(runner.store, self.run_id, text, by=by, clock=runner.clock)
+        keeper = Doorkeeper(authorize=hooks)
+        clock = runner.clock
+        line = await say_to(runner.store, keeper, self.run_id, text, by=by, clock=clock)
         if (driven := runner.driven.stores.get(self.run_id)) is not None:
-            driven.writer.budget.say(said)
+            driven.writer.budget.say(line)
 
     def _continued(self) -> "asyncio.Task[R]":
         """Return the present task; once its result was returned, start the next one."""

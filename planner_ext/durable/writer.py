@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,10 +43,11 @@ from planner_ext.core.state import (
     path_of,
     run_at,
 )
+from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.grants import using_steps
-from planner_ext.durable.inputs import NewBudget, SaidMessage, read_said, said_line
+from planner_ext.durable.inputs import NewBudget, read_said, said_line
 from planner_ext.durable.records import (
     PendingApproval,
     approval_id,
@@ -156,8 +156,7 @@ class StoredBudgetHandle(BudgetHandle):
         super().__init__()
         self.leaves: Callable[[], bool] = lambda: False
         self.taken = self._offered = self.line = ""
-        self._said = deque[SaidMessage]()
-        self._known = set[str]()
+        self._said = dict[str, bool]()
 
     def offer(self, new: NewBudget) -> None:
         """Set the limits, unless they were set before."""
@@ -165,19 +164,19 @@ class StoredBudgetHandle(BudgetHandle):
             self._offered = new.text
             self.change(new.limits, by=new.by)
 
-    def say(self, messages: Iterable[SaidMessage]) -> None:
+    def say(self, lines: str) -> None:
         """Say what was not said before."""
-        for message in messages:
-            if message.line not in self._known:
-                self._known.add(message.line)
-                self._said.append(message)
+        for line in lines.splitlines(keepends=True):
+            self._said.setdefault(line, False)
 
     def next_message(self) -> tuple[str, str] | None:
         """Return, once, what was said next, and by whom."""
-        if not self._said:
+        line = next((line for line, read in self._said.items() if not read), None)
+        if line is None:
             return None
-        message = self._said.popleft()
-        self.line = message.line
+        self._said[line] = True
+        self.line = line
+        (message,) = read_said("", line)
         return message.text, message.by
 
     def take(self) -> tuple[Budget, str] | None:
@@ -437,9 +436,16 @@ class JournalWriter:
 
 
 async def say_to(
-    store: JournalStore, run_id: str, text: str, *, by: str, clock: Clock
-) -> tuple[SaidMessage, ...]:
-    """Store a message for a run, and return it; raise `EndedRunError` if the run has ended."""
+    store: JournalStore,
+    doorkeeper: Doorkeeper,
+    run_id: str,
+    text: str,
+    *,
+    by: str,
+    clock: Clock,
+) -> str:
+    """Store a message for a run, and return its line; see `planner_ext.durable.RunsClient.say`."""
+    await doorkeeper.check(store, "say", run_id, by=by)
     line = said_line(text, by=by, at=clock.now())
     if not await store.say(run_id, line):
         status = (await store.record(run_id)).status
@@ -447,7 +453,7 @@ async def say_to(
             f"Run {run_id!r} has ended ({status}) and reads nothing more; nothing was said to it. Start another run, "
             "or resume this one first."
         )
-    return read_said(run_id, line)
+    return line
 
 
 async def cancel_run(

@@ -70,13 +70,13 @@ async def _reason(check: CheckAnswer, answer: str, context: AnswerContext) -> st
     try:
         reason: object = await called(check, answer, context)
     except Exception as error:
-        raise AnswerCheckError(
-            f"check_answer must return None or the reason of a refusal; it raised {type(error).__name__}: {error}. "
-            "Mend it, and resume the run."
-        ) from error
+        raise _failed(f"raised {type(error).__name__}: {error}") from error
     if reason is None or isinstance(reason, str):
         return (reason or "").strip()
-    raise AnswerCheckError(
-        f"check_answer must return None or the reason of a refusal; it returned {shown(reason)}. Mend it, and resume "
-        "the run."
+    raise _failed(f"returned {shown(reason)}")
+
+
+def _failed(what: str) -> AnswerCheckError:
+    return AnswerCheckError(
+        f"check_answer must return None or the reason of a refusal; it {what}. Mend it, and resume the run."
     )
