@@ -438,29 +438,29 @@ class Calls:
                         self._may_not_start() or self._journal.state.ending is not None
                     )
                 ):
-                    await self._start_call(index, call.request, resolved, action)
+                    await self._start_call(index, call, resolved, action)
 
     async def _start_call(
         self,
         index: int,
-        request: RequestedCall,
+        call: Call,
         resolved: ResolvedCall,
         action: RunCalls,
     ) -> None:
         started = CallStarted(
             iteration=action.iteration,
             index=index,
-            call_id=request.id,
+            call_id=call.request.id,
             function=resolved.function,
             at=self._journal.now(),
         )
-        if not self._call(index).left:
+        if not call.left:
             await self._record_start(started)
         state = self._journal.state
         ended: Finished | OutOfTime | None = None
         with Tab(self._account, index, self, threaded=resolved.threaded) as tab:
             running = self._ports.functions.run(
-                request, resolved, index=index, state=state
+                call.request, resolved, index=index, state=state
             )
             try:
                 ended = await self._journal.in_time(
