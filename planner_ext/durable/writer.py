@@ -19,7 +19,6 @@ from planner_ext.core.facts import (
     Ended,
     Fact,
     IterationCompleted,
-    MessageAdded,
     ModelReplied,
     Paused,
     Place,
@@ -116,20 +115,13 @@ Run it after `_CLOSE_UNDECIDED`, whose lock makes sure that the decision is visi
 """
 
 
-_ADD_SAID_FACT = """
-    INSERT INTO planner_journal (run_id, seq, schema, fact)
-    VALUES (:run_id, (
-        SELECT CAST(:seq AS INTEGER) FROM planner_runs
-        WHERE run_id = :run_id AND SUBSTR(said, 1, LENGTH(CAST(:line AS TEXT))) = CAST(:line AS TEXT)
-              AND CAST(:owner AS TEXT) IN ('', owner)
-    ), :schema, :fact)
-"""
-"""Fails with a null key where the message was taken already, or another worker is the
-owner."""
 _DROP_SAID = """
-    UPDATE planner_runs SET said = NULLIF(SUBSTR(said, LENGTH(CAST(:line AS TEXT)) + 1), '')
+    UPDATE planner_runs
+    SET said = NULLIF(SUBSTR(said, LENGTH(CAST(:line AS TEXT)) + 1), ''),
+        goal = CASE WHEN SUBSTR(said, 1, LENGTH(CAST(:line AS TEXT))) = CAST(:line AS TEXT) THEN goal END
     WHERE run_id = :run_id
 """
+"""Fails with a null goal where the message was taken already."""
 _REFUSE_UNREAD = """
     INSERT INTO planner_journal (run_id, seq, schema, fact)
     SELECT run_id, seq, schema, fact FROM planner_journal
@@ -148,7 +140,7 @@ class StoredBudgetHandle(BudgetHandle):
 
     Attributes:
         taken: The last budget that the run took.
-        line: The last message that it took, as the store holds it.
+        line: The message that it took, as the store holds it, until the fact is stored.
         leaves: Whether the run may do nothing more here.
     """
 
@@ -299,10 +291,7 @@ class JournalWriter:
         ):
             steps += self._close_steps(closed)
             steps += await self._opening_steps(opened, state.at)
-            if any(isinstance(fact, BudgetChanged) for fact in facts):
-                steps.append(
-                    (_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken})
-                )
+            steps += self._taken_steps(facts)
             steps += _run_update(
                 state,
                 facts[-1],
@@ -377,22 +366,23 @@ class JournalWriter:
         )
         return {self._approval_id(run, call): _asked(run, call) for run, call in asked}
 
+    def _taken_steps(self, facts: Sequence[Fact]) -> list[Step]:
+        """Remove what the run took from its row."""
+        steps: list[Step] = []
+        if any(isinstance(fact, BudgetChanged) for fact in facts):
+            steps.append(
+                (_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken})
+            )
+        if self.budget.line:
+            steps.append(
+                (_DROP_SAID, {"run_id": self.run_id, "line": self.budget.line})
+            )
+            self.budget.line = ""
+        return steps
+
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
         own = dict[str, Value]()
-        fact = facts[0]
-        if (
-            isinstance(fact, MessageAdded)
-            and fact.purpose == "said"
-            and self.budget.line
-        ):
-            (value,) = dump_facts(facts)
-            line: dict[str, Value] = {"line": self.budget.line}
-            line["owner"] = "" if self._claim is None else self._claim.owner
-            return [
-                (_ADD_SAID_FACT, {**fact_row(self.run_id, seq, value), **line}),
-                (_DROP_SAID, {"run_id": self.run_id, "line": self.budget.line}),
-            ]
         if (
             self._claim is not None and not self._buffered
         ):  # what is buffered has it: once in a transaction is enough

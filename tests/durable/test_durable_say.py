@@ -10,9 +10,18 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Budget
-from planner_ext.core.facts import Ended, Fact, MessageAdded, ModelReplied
+from planner_ext.core.facts import (
+    Ended,
+    Fact,
+    MessageAdded,
+    ModelReplied,
+    StopRequested,
+)
 from planner_ext.durable import Approvals, DecisionRequest, RunsClient
-from planner_ext.durable.errors import NotAuthorizedError
+from planner_ext.durable.errors import NotAuthorizedError, RunFencedError
+from planner_ext.durable.inputs import said_line
+from planner_ext.durable.store import opened_store
+from planner_ext.durable.writer import JournalWriter
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.iteration import AnswerContext
@@ -311,3 +320,23 @@ async def test_it_is_read_exactly_once_over_a_death(
     texts = [str(message) for message in present(result.chat_history).messages]
     assert texts.count(TEXT) == 1
     assert effects_in(effects) == ["pay 5"]
+
+
+async def test_a_worker_that_reads_it_a_second_time_is_fenced(
+    store: str, tmp_path: Path
+) -> None:
+    """One that still holds a message which another life took records nothing."""
+    planner, kernel = world(tmp_path / "effects", pays)
+    async with open_runs(store) as runs:
+        handle = await runs.start(planner, kernel, GOAL, run_id="a")
+        await handle.result()
+        await handle.say(TEXT)
+    async with opened_store(store) as opened:
+        facts = (await opened.load("a")).facts
+        writer = JournalWriter(opened, "a", facts)
+        writer.budget.say(said_line(TEXT, by="", at=0.0))
+        assert writer.budget.next_message() == (TEXT, "")
+        stopped = StopRequested(reason="enough", at=0.0)
+        with pytest.raises(RunFencedError):
+            await writer.append("a", len(facts), (stopped,))
+        assert (await opened.load("a")).facts == facts
