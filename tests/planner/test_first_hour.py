@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,6 +54,8 @@ from planner_ext.testing import (
     ScriptedChatCompletion,
     ScriptedFault,
     ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
     call,
     say,
 )
@@ -256,7 +259,14 @@ def test_one_client_on_two_event_loops_gets_an_error_with_the_way_out() -> None:
     planner = FunctionCallingStepwisePlanner(
         options=FunctionCallingStepwisePlannerOptions(plan=False)
     )
-    with ScriptedOpenAIServer(lambda _: say("4.5")) as server:
+    refused = threading.Event()
+
+    def reply(request: ScriptedRequest) -> ScriptedReply:
+        if request.index:  # an answer that is there at once needs no event loop
+            refused.wait()
+        return say("4.5")
+
+    with ScriptedOpenAIServer(reply) as server:
         limits = type(DEFAULT_CONNECTION_LIMITS)(keepalive_expiry=300)
         keeps = DefaultAsyncHttpxClient(limits=limits)
         client = AsyncOpenAI(
@@ -268,6 +278,7 @@ def test_one_client_on_two_event_loops_gets_an_error_with_the_way_out() -> None:
         assert planner.invoke_sync(kernel, "How warm is it?").final_answer == "4.5"
         with pytest.raises(ServiceCallError, match="another event loop before"):
             asyncio.run(planner.invoke(kernel, "How warm is it?"))
+        refused.set()
 
 
 async def swapped_plain(_: Path) -> None:
