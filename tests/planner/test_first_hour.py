@@ -263,7 +263,7 @@ def test_one_client_on_two_event_loops_gets_an_error_with_the_way_out() -> None:
 
     def reply(request: ScriptedRequest) -> ScriptedReply:
         if request.index:  # an answer that is there at once needs no event loop
-            refused.wait()
+            refused.wait(60)
         return say("4.5")
 
     with ScriptedOpenAIServer(reply) as server:
