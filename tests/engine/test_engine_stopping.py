@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.errors import InvalidJournalError, PlannerExtError
 from planner_ext.core.facts import (
     BudgetChanged,
+    MessageAdded,
     RequestFailed,
     Resumed,
 )
@@ -535,3 +536,39 @@ async def test_an_estimate_that_fails_does_not_hide_why_the_request_failed(
     (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
     assert failed.usage == Usage(iterations=1)
     assert "cannot be estimated" in caplog.text
+
+
+async def test_what_is_said_is_recorded_before_the_next_request() -> None:
+    """Not while calls are open; before the first request, after a batch, and after a reply that is then no answer."""
+    said = {0: "first", 1: "second", 2: "third"}
+    chat = FakeChat([["f"], "an answer", "the last one"])
+
+    def next_message() -> tuple[str, str] | None:
+        text = said.pop(len(chat.requests), None)
+        return None if text is None else (text, "ann")
+
+    engine = engine_of(chat, next_message=next_message)
+    state = await engine.run()
+    added = [fact for fact in engine.facts if isinstance(fact, MessageAdded)]
+    assert {(fact.purpose, fact.by) for fact in added} == {("said", "ann")}
+    assert types_of(engine.facts)[0] == "MessageAdded"
+    order = types_of(engine.facts)
+    between = order[order.index("CallDecided") : order.index("IterationCompleted")]
+    assert "MessageAdded" not in between
+    assert state.usage.iterations == len(chat.requests) == 3
+    assert state.ended is not None
+    assert state.ended.answer == "the last one"
+
+
+async def test_a_run_that_only_takes_budgets_is_said_nothing() -> None:
+    """The handle of a run that is not kept has no messages."""
+    engine = engine_of("an answer", next_message=BudgetHandle().next_message)
+    await engine.run()
+    assert types_of(engine.facts) == ["ModelReplied", "Ended"]
+
+
+async def test_a_journal_whose_answer_is_checked_needs_the_check() -> None:
+    """Without one the answer is not accepted; the error names what is missing."""
+    engine = engine_of("an answer", rules={"checked": True})
+    error = await refused_with(engine, InvalidJournalError)
+    assert "check_answer" in str(error)
