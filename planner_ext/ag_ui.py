@@ -471,9 +471,8 @@ class _Run:
         self._kept = None
         if result.pending:  # before the front end can answer
             self._waiting[self._input.thread_id] = result.checkpoint
-        if (
-            result.final_answer and result.final_answer != self._last_text
-        ):  # it was handed over by a call
+        # An answer that a call handed over was not sent yet.
+        if result.final_answer and result.final_answer != self._last_text:
             yield from self._text(result.final_answer)
         yield from self._in_step(None)
         yield from self._message_end()

@@ -339,9 +339,8 @@ class _Turn:
         ]
         for message in (*resumed.missing, *added):
             await self.thread.on_new_message(self.named(message))
-        if (
-            final is not None and final.role != AuthorRole.TOOL
-        ):  # results are in the thread already
+        # Results are in the thread already.
+        if final is not None and final.role != AuthorRole.TOOL:
             await self.thread.on_new_message(self.named(final))
         messages += refused
 
@@ -376,9 +375,8 @@ def _refuse_older(
         ),
         None,
     )
-    with suppress(
-        InvalidCheckpointError
-    ):  # a thread may come from anywhere, and decides nothing
+    # A thread may come from anywhere, and decides nothing.
+    with suppress(InvalidCheckpointError):
         later = Checkpoint.from_json(own, key) if isinstance(own, str) else given
         if later.run_id == given.run_id and len(later.facts) > len(given.facts):
             raise DecisionRefusedError(

@@ -667,9 +667,10 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
             case CallDecided(iteration=iteration, index=index) as decided:
                 again = before.get((place, iteration, index))
                 before[place, iteration, index] = decided
+                # A recovery records a decision again.
                 repeated = (
                     again is not None and replace(again, at=decided.at) == decided
-                )  # by a recovery
+                )
                 if not repeated:
                     record = record_of(decided, calls[place][index])
             case Clarified(answer=str(answer)) as answered:

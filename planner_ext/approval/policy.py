@@ -301,7 +301,8 @@ class ApprovalPolicy(_Data, Policy):
             yaml.YAMLError,
             ValueError,
             OverflowError,
-        ) as error:  # the last two: of a date, or a number
+        ) as error:
+            # The last two: of a date, or a number.
             raise InvalidPolicyError(
                 f"Expected a policy as YAML; it cannot be read: {error}"
             ) from error
@@ -383,12 +384,10 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
 
     A history may have been written with other separators and another case.
     """
-    _, *own = _SEPARATORS.split(
-        name, maxsplit=1
-    )  # with Semantic Kernel, a plugin's name has no hyphen
-    own = (
-        [*own, _SEPARATORS.split(name)[-1]] if own else [name.partition("_")[2]]
-    )  # "web_fetch" may be one name or two
+    # With Semantic Kernel, a plugin's name has no hyphen.
+    _, *own = _SEPARATORS.split(name, maxsplit=1)
+    # "web_fetch" may be one name or two.
+    own = [*own, _SEPARATORS.split(name)[-1]] if own else [name.partition("_")[2]]
     names = {_spelled(one) for one in (name, *own)}
     return any(
         fnmatchcase(one, _spelled(pattern)) for pattern in patterns for one in names
@@ -566,9 +565,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         constructor = cast("Any", self)
         seen = set[Hashable]()
         given = cast("yaml.Node", node)
-        pairs = (
-            node.value if isinstance(given, yaml.MappingNode) else ()
-        )  # YAML's loader refuses another node
+        # YAML's loader refuses another node.
+        pairs = node.value if isinstance(given, yaml.MappingNode) else ()
         for key in (constructor.construct_object(key, deep=True) for key, _ in pairs):
             if isinstance(key, Hashable):  # and another key
                 if key in seen:

@@ -201,9 +201,8 @@ class _Charges:
             case [RunStarted(run_id=run_id, at=at), *more] if is_kept:
                 self._run = f"{run_id} {float(at)!r}"  # a deleted run frees its name
                 self._activation = len(facts)
-                self._used = bool(
-                    more
-                )  # an earlier process may have left something reserved
+                # An earlier process may have left something reserved.
+                self._used = bool(more)
             case _:
                 pass
         self._lines = self._new_lines()
@@ -227,9 +226,8 @@ class _Charges:
         if requests or kept or not checked.isdisjoint(self._limited):
             refused = await self._attempted(_Attempt(wanted, kept), checked)
         else:
-            self._pending.append(
-                (wanted, 0)
-            )  # no budget limits it: it is stored with the next request
+            # No budget limits it: it is stored with the next request.
+            self._pending.append((wanted, 0))
         if refused is not None:
             if refused.usage is not None:
                 await _tell(refused.budget, refused.usage)

@@ -105,9 +105,8 @@ class BudgetStore:
     def _lock(self) -> threading.Lock:
         """Return the lock of the thread in this process."""
         if self._process != os.getpid():
-            self._inherited = (
-                self._database
-            )  # kept: to close it would disturb the process that opened it
+            # Kept: to close it would disturb the process that opened it.
+            self._inherited = self._database
             self._begin()
         return self._starting
 
@@ -169,9 +168,8 @@ class BudgetStore:
             loop.call_soon_threadsafe(loop.stop)
 
     async def _end(self) -> None:
-        await asyncio.sleep(
-            0
-        )  # what was submitted before the store was closed is a task by now
+        # What was submitted before the store was closed is a task by now.
+        await asyncio.sleep(0)
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others)
         database = self._database
@@ -231,9 +229,8 @@ class BudgetStore:
         Raises:
             StoreError: If the store cannot be used.
         """
-        hour = (before.astimezone(UTC) - timedelta(days=1)).strftime(
-            "%Y-%m-%dT%H"
-        )  # earlier than in any time zone
+        # Earlier than in any time zone.
+        hour = (before.astimezone(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H")
         deletion: Step = (_DELETE_OLD, {"before": before.timestamp(), "hour": hour})
         return len(
             (await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0]

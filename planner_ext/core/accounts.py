@@ -515,9 +515,8 @@ class Account:
         if not self.is_recorded:
             spent = Usage() + state.usage - self._before + spent
         spent = updated(spent, active_seconds=0.0)  # the run around measures it
-        waits = (
-            self._under_way and state.usage.iterations == self._charged
-        )  # a reply that came is in the state
+        # A reply that came is in the state.
+        waits = self._under_way and state.usage.iterations == self._charged
         return spent + Usage(iterations=self._under_way) if waits else spent
 
     def _open(self, state: State) -> tuple[Usage, int]:

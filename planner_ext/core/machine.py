@@ -658,9 +658,8 @@ def _limit_text(state: State, left: Left, limit: str) -> str:
     if limit in left.around:
         return f"The limit {limit} of the run around was reached."
     value = getattr(state.rules.limits, limit, None)  # otherwise a shared budget's
-    if value is None or isinstance(
-        value, Mapping
-    ):  # the keys may name functions that the model has not seen
+    # The keys may name functions that the model has not seen.
+    if value is None or isinstance(value, Mapping):
         return f"The limit {limit} was reached."
     if isinstance(value, datetime):
         value = value.astimezone(UTC).isoformat()

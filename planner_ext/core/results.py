@@ -141,9 +141,8 @@ def _end_of_piece(text: str, start: int, most: int, count: CountTokens) -> int:
         ),
         end,
     )
-    while (
-        apart < end and apart > start + 1 and count(text[start:apart]) > most
-    ):  # its last token was split
+    # The last token of the piece was split.
+    while apart < end and apart > start + 1 and count(text[start:apart]) > most:
         apart -= 1
     return max(apart, start + 1)
 

@@ -204,14 +204,12 @@ class DrivenStore:
             if isinstance(fact, CallStarted)
         } - self.calls
         place, _ = happened[-1]
-        if (
-            place
-        ):  # its run can be left at any time, so the call around it is not in flight
+        # Its run can be left at any time, so the call around it is not in flight.
+        if place:
             iteration, index, _ = place[-1]
             self.calls.discard((place[:-1], iteration, index))
-        if new and not (
-            place and self.calls
-        ):  # a call that starts again is in flight already
+        # A call that starts again is in flight already.
+        if new and not (place and self.calls):
             await self._until_allowed()
         self.calls |= new
         self._ends = isinstance(facts[-1], Ended)
@@ -236,9 +234,8 @@ class DrivenStore:
             run = OpenRun(
                 state=run_at(self.writer.state, place) or State(), place=place
             )
-            unsent = lost_request(
-                run.state, at=facts[-1].at
-            )  # else the next activation would charge it
+            # Else the next activation would charge it.
+            unsent = lost_request(run.state, at=facts[-1].at)
             if unsent:
                 free = [
                     run.wrapped(

@@ -237,9 +237,8 @@ class LeasedWorkers:
         self._is_steady = False
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.on_lapse)
-        if (
-            was_steady
-        ):  # else it is the same freeze, seen once more by the age of the row
+        # Else it is the same freeze, seen once more by the age of the row.
+        if was_steady:
             logger.warning(
                 "Worker %s was not seen for %g seconds; it gives up its runs.",
                 self.worker_id,
@@ -255,9 +254,8 @@ class LeasedWorkers:
                     timeout=_BEATS * self._interval
                 ) as execute:
                     self._beat_in(execute)
-            except (
-                Exception
-            ) as error:  # a worker whose heartbeat has ended would lose its runs
+            except Exception as error:
+                # A worker whose heartbeat has ended would lose its runs.
                 if not self._started.done():
                     self._started.set_exception(error)
                     return

@@ -291,10 +291,11 @@ class Notifier:
         """Deliver one notice, if no other worker has claimed it."""
         key, _, _, body, _, _, seen = row
         claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
+        # The run was deleted meanwhile, and the row with it.
         with (
             _logged(),
             suppress(UnknownRunError),
-        ):  # the run was deleted meanwhile, and the row with it
+        ):
             if (await self._store.database.transact((_CLAIM, claim)))[0]:
                 await self._call(row, _body(key, body))
 

@@ -290,9 +290,8 @@ class _StoreConnection:
                     for statement, values in steps
                 ]
             return [await cursor.fetchall() for cursor in cursors]
-        except (
-            asyncio.CancelledError
-        ):  # the answer of the server has no reader any more
+        except asyncio.CancelledError:
+            # The answer of the server has no reader any more.
             await connection.close()
             raise
 
@@ -302,9 +301,8 @@ class _StoreConnection:
         """Perform steps in a transaction that is left open, and fetch what they return."""
         connection = await self._connected()
         try:
-            if (
-                not self._entered
-            ):  # before the transaction, so that `is_committed` waits for the row
+            # Before the transaction, so that `is_committed` waits for the row.
+            if not self._entered:
                 await connection.execute(_ADD_CONNECTION, {"connection": self._name})
                 self._entered = True
             async with connection.pipeline():
@@ -322,9 +320,8 @@ class _StoreConnection:
                 await cursor.fetchall() if cursor.description else ()
                 for cursor in cursors
             ]
-        except (
-            psycopg.errors.ReadOnlySqlTransaction
-        ):  # another server may take the writes at this address
+        except psycopg.errors.ReadOnlySqlTransaction:
+            # Another server may take the writes at this address.
             await connection.close()
             raise
         except BaseException:
@@ -344,9 +341,8 @@ class _StoreConnection:
 
     async def leave(self) -> None:
         if self._connection is not None:
-            with suppress(
-                psycopg.Error, TimeoutError
-            ):  # an unreachable server has ended the session already
+            # An unreachable server has ended the session already.
+            with suppress(psycopg.Error, TimeoutError):
                 if self._entered:
                     async with asyncio.timeout(_LEAVE_SECONDS):
                         await self._connection.execute(

@@ -815,9 +815,8 @@ class Runs(RunsClient):
             await asking._check("resume", run_id, by)
         await self._revived(record, asking, by=by)
         if budget is not None:
-            await self._store.set_budget(
-                run_id, None
-            )  # an earlier one that was not taken
+            # An earlier one that was not taken.
+            await self._store.set_budget(run_id, None)
         job = Job(
             run_id=run_id,
             planner=planner,

@@ -79,9 +79,8 @@ class SqliteDatabase:
         """Open a file, and create its tables if they do not exist."""
 
         def opened() -> Self:
-            file = (
-                path.absolute()
-            )  # SQLite resolves the path once, whatever the process makes its directory
+            # SQLite resolves the path once, whatever the process makes its directory.
+            file = path.absolute()
             try:
                 return cls(file, _connect(file, create))
             except sqlite3.Error as error:
@@ -121,9 +120,8 @@ class SqliteDatabase:
                 closing(sqlite3.connect(self._path)) as source,
                 closing(sqlite3.connect(path)) as target,
             ):
-                source.backup(
-                    target
-                )  # in one step: one state of the database, which no writer makes it start again
+                # In one step: one state of the database, which no writer makes it start again.
+                source.backup(target)
 
         try:
             await in_thread(copy)
@@ -184,9 +182,8 @@ class SqliteDatabase:
             for first in range(0, len(work), _MAX_GROUP):
                 group = work[first : first + _MAX_GROUP]
                 outcomes = self._transact([steps for steps, _ in group])
-                with suppress(
-                    RuntimeError
-                ):  # the loop is closed, and its callers have ended
+                # The loop is closed, and its callers have ended.
+                with suppress(RuntimeError):
                     group[0][1].get_loop().call_soon_threadsafe(
                         _deliver, group, outcomes
                     )
@@ -247,9 +244,8 @@ class SqliteDatabase:
             connection.execute("ROLLBACK TO one")
             return _as_store_error(self._path, error)
         finally:
-            with suppress(
-                sqlite3.Error
-            ):  # the whole transaction was rolled back, this savepoint included
+            # The whole transaction was rolled back, this savepoint included.
+            with suppress(sqlite3.Error):
                 connection.execute("RELEASE one")
 
 
@@ -329,9 +325,8 @@ def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> Non
         return
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        if not _has_tables(
-            connection, store, create=create
-        ):  # another process may have created them
+        # Another process may have created them.
+        if not _has_tables(connection, store, create=create):
             for statement in CREATE_TABLES:
                 connection.execute(statement)
 

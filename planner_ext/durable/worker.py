@@ -233,9 +233,8 @@ class Runner:
             )
             try:
                 _refuse_second(untaken, given)
-                async with (
-                    kept
-                ):  # around all of it: a cancellation also ends a hook that hangs
+                # Around all of it: a cancellation also ends a hook that hangs.
+                async with kept:
                     result = await job.planner.journaled(
                         job.kernel, activation, arguments=arguments
                     ).result()
@@ -623,9 +622,8 @@ class WorkerPool:
         task = self._tasks.get(run_id)
         if task is None:
             return before
-        await asyncio.wait(
-            {task}
-        )  # were the task itself awaited, its cancellation would look like the caller's
+        # Were the task itself awaited, its cancellation would look like the caller's.
+        await asyncio.wait({task})
         if self._is_leaving:
             return replace(before, seconds=0.0)
         return await self._next(job)
@@ -681,14 +679,12 @@ class WorkerPool:
         driven.drain(self._interrupt)
         self.workers.announce("leaving")
         try:
-            for run_id in (
-                self._tasks.keys() - driven.stores.keys()
-            ):  # it waits: nothing of it is in flight
+            # These runs wait: nothing of them is in flight.
+            for run_id in self._tasks.keys() - driven.stores.keys():
                 self._interrupt(run_id)
             grace = self.grace_seconds if grace_seconds is None else grace_seconds
-            if (
-                self._tasks and grace > 0
-            ):  # others may take each run as soon as it is interrupted
+            # Others may take each run as soon as it is interrupted.
+            if self._tasks and grace > 0:
                 await asyncio.wait({*self._tasks.values()}, timeout=grace)
         finally:
             for run_id in driven.stores:
@@ -803,9 +799,8 @@ class WorkerPool:
         """Claim a run, once no other worker drives it and no retry waits."""
         waited = False
         while True:
-            claim = Claim(
-                self.workers.worker_id, self.workers.hold()
-            )  # before the row is read
+            # Before the row is read.
+            claim = Claim(self.workers.worker_id, self.workers.hold())
             record = await self.runner.store.record(run_id)
             _check_not_parked(record)
             is_retried_later = (
@@ -842,9 +837,8 @@ class WorkerPool:
             if job.run_id not in self._interrupted:
                 with suppress(StoreError):
                     await self.claims.park_death(job.run_id, error)
-            if isinstance(
-                error, GeneratorExit
-            ):  # it would close whoever awaits this task
+            # It would close whoever awaits this task.
+            if isinstance(error, GeneratorExit):
                 raise RunFencedError(
                     "What it runs has raised GeneratorExit; that counts as a death."
                 ) from error

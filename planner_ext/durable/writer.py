@@ -298,12 +298,13 @@ class JournalWriter:
                 [call for _, call in opened.values()],
                 is_queued=self._is_queued,
             )
+            # Else nobody could read it.
             if (
                 self._claim is not None
                 and state.ended is not None
                 and state.ended.status != "stopped"
                 and self.state.phase in (Phase.ASKING, Phase.ANSWERING)
-            ):  # else nobody could read it
+            ):
                 steps.append((_REFUSE_UNREAD, {"run_id": self.run_id}))
             await self._store.append(self.run_id, *steps)
             log_facts(state, facts, kept=True)
@@ -317,9 +318,8 @@ class JournalWriter:
             id_: asked for id_, asked in self._open.items() if id_ not in closed
         }
         self._open |= {id_: _asked(run, call) for id_, (run, call) in opened.items()}
-        if (
-            self._claim is not None
-        ):  # what follows may be a request, and nothing is written before it
+        # What follows may be a request, and nothing is written before it.
+        if self._claim is not None:
             self._claim.check(self.run_id)
 
     async def flush(self) -> None:
@@ -383,9 +383,8 @@ class JournalWriter:
     def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
         statement = ADD_FACT
         own = dict[str, Value]()
-        if (
-            self._claim is not None and not self._buffered
-        ):  # what is buffered has it: once in a transaction is enough
+        # What is buffered has it: once in a transaction is enough.
+        if self._claim is not None and not self._buffered:
             statement = _ADD_OWN_FACT
             own = {"owner": self._claim.owner}
         return [
@@ -478,9 +477,8 @@ async def cancel_run(
             )
             await writer.append(run_id, len(read), (*facts, *ended))
             return True
-        _, _, new = await store.load_since(
-            run_id, len(read), now=at
-        )  # reading all of it again may be late again
+        # Reading all of it again may be late again.
+        _, _, new = await store.load_since(run_id, len(read), now=at)
         read = (*read, *new)
         state = reduce(apply, new, state)
 

@@ -250,9 +250,8 @@ class Calls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = asyncio.Semaphore(ports.max_threads or sys.maxsize)
         self._restarting = asyncio.Lock()
-        self._resolved: dict[
-            tuple[int, int], ResolvedCall
-        ] = {}  # of the open batch, by iteration and index
+        # The calls of the open batch, by iteration and index.
+        self._resolved: dict[tuple[int, int], ResolvedCall] = {}
         self._failed: tuple[str, Finished] | None = None
 
     async def review(self, action: ReviewCalls) -> None:
@@ -326,9 +325,8 @@ class Calls:
             fact.index: reviewed
             for fact, reviewed in zip(gated, decisions, strict=True)
         }
-        at = (
-            self._journal.now()
-        )  # after the review, which may take its time: questions expire from now on
+        # After the review, which may take its time: questions expire from now on.
+        at = self._journal.now()
         decided = [
             apply_decision(
                 replace(fact, at=at),
@@ -626,9 +624,8 @@ class Calls:
             batch = self._journal.state.batch
             assert batch is not None, "a call that runs is in the open batch"
             at = self._journal.now()
-            usage = replace(
-                tab.taken, iterations=0, tool_calls=0, calls_by_function={}
-            )  # the fold counts these
+            # The fold counts what is set to zero here.
+            usage = replace(tab.taken, iterations=0, tool_calls=0, calls_by_function={})
             taken: dict[str, Any] = {
                 "iteration": batch.iteration,
                 "index": tab.index,

@@ -64,9 +64,8 @@ def contained_task(
 ) -> "asyncio.Task[_T]":
     """Start a task with `contained` work."""
     task = asyncio.create_task(contained(work), context=context)
-    task.add_done_callback(
-        lambda _: work.close()
-    )  # it has ended, unless the task was cancelled before it began
+    # The work has ended, unless the task was cancelled before it began.
+    task.add_done_callback(lambda _: work.close())
     return task
 
 
@@ -229,9 +228,8 @@ def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
         )
     waited = _Waited(_background.loop(), work)
     try:
-        waited.loop.call_soon_threadsafe(
-            waited.start
-        )  # in a copy of the caller's context, as its task is
+        # In a copy of the caller's context, as its task is.
+        waited.loop.call_soon_threadsafe(waited.start)
         return waited.outcome.result()
     except BaseException as interrupt:
         if not waited.ended_with(interrupt):

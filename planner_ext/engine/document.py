@@ -193,9 +193,8 @@ def check_depth(values: object) -> None:
         InvalidJournalError: If they have more than about 250 levels.
     """
     try:
-        to_jsonable_python(
-            [[values]]
-        )  # counts the levels as `dump_facts` does, with two to spare
+        # Counts the levels as `dump_facts` does, with two to spare.
+        to_jsonable_python([[values]])
     except ValueError as error:
         raise InvalidJournalError(
             "The journal is damaged: its values have more than 250 levels."

@@ -179,9 +179,8 @@ class Engine:
                     await self._journal.terminate(
                         reason, spent=self.account.unrecorded()
                     )
-                elif (
-                    self.is_running and self._ports.store is None
-                ):  # no fact says so; a worker logs its runs' faults
+                elif self.is_running and self._ports.store is None:
+                    # No fact says so; a worker logs its runs' faults.
                     log_run(
                         logging.INFO,
                         self.state.run_id,
@@ -595,9 +594,8 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
             room.clear()
             await room.wait()
         elif not isinstance(event, _UNDER_WAY):
-            await asyncio.sleep(
-                0
-            )  # a consumer that waits for it may leave before the run continues
+            # A consumer that waits for this event may leave before the run continues.
+            await asyncio.sleep(0)
 
     task = asyncio.ensure_future(_in_task(run, emit))
     task.add_done_callback(lambda _: queue.put_nowait(None))
@@ -617,16 +615,14 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
 async def _in_task(run: Callable[[Emit], Awaitable[T]], emit: Emit) -> T:
     try:
         return await contained(run(emit))
-    except (
-        GeneratorExit
-    ) as error:  # a future that hands it on would close who awaits it
+    except GeneratorExit as error:
+        # A future that hands it on would close who awaits it.
         raise LeftByError(error) from error
 
 
 async def _end_for(error: asyncio.CancelledError, task: asyncio.Future[T]) -> None:
-    with suppress(
-        asyncio.CancelledError
-    ):  # a second one changes nothing: the first is raised
+    # A second one changes nothing: the first is raised.
+    with suppress(asyncio.CancelledError):
         await end_tasks(task)
     try:
         task.result()

@@ -376,9 +376,8 @@ class Recorder:
         if self.state.rules.limits.max_result_tokens is not None:
             fact = self._cut(fact, self.state.rules.limits.max_result_tokens)
         if not self._watched:
-            return self._apply(
-                fact, tab, applied
-            )  # nothing is awaited, so nothing can come in between
+            # Nothing is awaited, so nothing can come in between.
+            return self._apply(fact, tab, applied)
         async with self._recording:
             if tab is not None and tab.closed:
                 return self._apply(fact, tab, applied)

@@ -128,9 +128,8 @@ def argument_problem(
     for name, value in arguments.items():
         if name not in known:
             return f"{json.dumps(name)} is not a parameter; there are: {', '.join(known) or 'none'}"
-        with suppress(
-            Exception
-        ):  # the schema cannot be used: the function's own check decides
+        # The schema cannot be used: the function's own check decides.
+        with suppress(Exception):
             check = _Check(known[name], value, _OF_ARGUMENTS)
             for problem in _At(check, known[name], value).problems():
                 if problem.is_certain():
@@ -145,9 +144,8 @@ def schema_problem(schema: dict[str, Any]) -> str:
         return f"its $schema is {_brief(draft)}. Write it in the draft 2020-12."
     try:
         known: Any = validator_for(schema)
-        known.check_schema(
-            schema, format_checker=None
-        )  # a format checker would try patterns in Python's dialect
+        # A format checker would try patterns in Python's dialect.
+        known.check_schema(schema, format_checker=None)
     except SchemaError as error:
         return f"its schema is not valid: {error.message}."
     except RecursionError:

@@ -530,9 +530,8 @@ class TimelineReader:
             finish_reason=fact.finish_reason,
             withheld=fact.withheld,
         )
-        message = _read_message(
-            fact.message, with_calls=False
-        )  # they have lines of their own
+        # The calls have lines of their own.
+        message = _read_message(fact.message, with_calls=False)
         self._change(
             number=fact.iteration,
             reply=replace(message, text=fact.text or message.text),
@@ -712,9 +711,8 @@ class TimelineReader:
             self.state.stopping is not None
             and fact.at - self._before_stop > fact.seconds + _NOTICED
         ):
-            self._add_gap(
-                "left", self._before_stop, fact.at
-            )  # it was idle when it was stopped
+            # The run was idle when it was stopped.
+            self._add_gap("left", self._before_stop, fact.at)
 
     _readers: ClassVar[dict[str, Callable[[Any, Any], None]]] = {
         "RunStarted": _run_started,

@@ -208,9 +208,8 @@ class Checkpoint:
             )
             raise UnusableCheckpointError(f"{error}{hint}") from error
         signature = document.get("signature")
-        if (
-            signing is not None
-        ):  # signs the facts as they were read: their JSON may be written in another way
+        # Signs the facts as they were read: their JSON may be written in another way.
+        if signing is not None:
             signature = journal_signature(facts, signing)
         return cls(
             facts, _signature=signature if isinstance(signature, str) else None

@@ -336,9 +336,8 @@ def _short(text: str) -> str:
 
 
 def _call_in_short(call: TimelineCall) -> str:
-    with suppress(
-        ValueError, RecursionError
-    ):  # no JSON, or too deep to be written again
+    # No JSON, or too deep to be written again.
+    with suppress(ValueError, RecursionError):
         parsed: object = json.loads(call.arguments or "{}")
         if isinstance(parsed, dict):
             values = cast("Mapping[str, object]", parsed)

@@ -81,9 +81,8 @@ class CallFilter:
 
 
 def _is_same(one: object, other: object) -> bool:
-    return one is other or (
-        inspect.ismethod(one) and one == other
-    )  # each lookup makes another method object
+    # Each lookup makes another method object.
+    return one is other or (inspect.ismethod(one) and one == other)
 
 
 def approval_filters(
@@ -148,7 +147,8 @@ def tool_call(
         TypeError,
         ValueError,
         RecursionError,
-    ):  # it contains itself, or has keys that are not text
+    ):
+        # The arguments contain themselves, or have keys that are not text.
         digest = digest_of(name, {"": repr(arguments)})
     return ToolCall(
         id=call_id,

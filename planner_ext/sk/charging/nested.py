@@ -445,9 +445,8 @@ def with_own_view(function: KernelFunction, tab: Tab, wrap: Wrap) -> KernelFunct
     copied = agent.model_copy(
         update={"kernel": view_of(agent.kernel, tab, wrap, invokes=False)}
     )
-    object.__setattr__(
-        copied, "__pydantic_private__", agent.__pydantic_private__
-    )  # what it remembers stays its own
+    # What it remembers stays its own.
+    object.__setattr__(copied, "__pydantic_private__", agent.__pydantic_private__)
     if tab.begun() is not None:
         from planner_ext.sk.charging.again import not_rendered  # noqa: PLC0415  (only where a function is called again)
 
@@ -484,9 +483,8 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap, *, invokes: bool = True) -> Ke
         """Remember the run's own invocation, which its gate has decided."""
         nonlocal own
         own = context if own is None else own
-        await contained(
-            next(context)
-        )  # so that the function that called this one reads an error
+        # So that the function that called this one reads an error.
+        await contained(next(context))
 
     async def decide(context: FunctionInvocationContext, next: Next) -> None:
         parent = current_parent_run(tab)
@@ -691,9 +689,8 @@ async def _is_to_run(context: FunctionInvocationContext, parent: ParentRun) -> b
     if not gate.watches(tool.name):
         return True
     call = _described(context, parent.tab)
-    state = updated(
-        parent.tab.account.state, sticky=frozenset()
-    )  # which is for calls of the run itself
+    # Sticky decisions are for calls of the run itself.
+    state = updated(parent.tab.account.state, sticky=frozenset())
     (reviewed,) = await gate.review([call], state)
     match reviewed.decision:
         case Deny(reason=reason):

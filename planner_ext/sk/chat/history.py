@@ -137,9 +137,8 @@ def find_problems(
 ) -> list[str]:
     """List, in order, why servers would refuse a history; for ``offered`` see `accepted_name`."""
     problems: list[str] = []
-    owed: dict[
-        str, int
-    ] = {}  # calls without a result, each with the index of its message
+    # Calls without a result, each with the index of its message.
+    owed: dict[str, int] = {}
     answered: set[str] = set()
     for place, message in enumerate(messages):
         if message.role != AuthorRole.TOOL:
@@ -439,9 +438,8 @@ def _is_returned(
     own = text_of(load_message(last.message))
     if said[1] == _canonical_calls(last.calls) and said[0] in (own, own + text):
         return True
-    end = (
-        "" if own == text and not last.calls else text
-    )  # a reply without calls was returned as it is
+    # A reply without calls was returned as it is.
+    end = "" if own == text and not last.calls else text
     whole = ""
     for reply in (fact for fact in reversed(facts) if isinstance(fact, ModelReplied)):
         whole = text_of(load_message(reply.message)) + whole

@@ -220,9 +220,8 @@ def corrected(message: M) -> M:
     if response is None:
         return message
     message = with_refusal(message)
-    candidate = next(
-        iter(_sequence(part_of(response, "candidates"))), None
-    )  # of Google's
+    # Google's replies have candidates.
+    candidate = next(iter(_sequence(part_of(response, "candidates"))), None)
     if (
         message.finish_reason is None
         and (reason := _finish_reason(response, candidate)) is not None
@@ -289,9 +288,8 @@ def _finish_reason(response: object, candidate: object) -> FinishReason | None:
         part_of(stop, "stopReason"),
         part_of(candidate, "finish_reason"),
     )
-    texts = (
-        str(getattr(reason, "value", reason)).lower() for reason in reasons
-    )  # some are of an SDK's enumeration
+    # Some reasons are of an SDK's enumeration.
+    texts = (str(getattr(reason, "value", reason)).lower() for reason in reasons)
     return next((_REASONS[text] for text in texts if text in _REASONS), None)
 
 
@@ -334,9 +332,8 @@ class _StreamedCall:
         self.call_id = self.call_id or piece.call_id
         self.metadata |= piece.metadata
         if name and not self.arguments:
-            repeated = (
-                bool(piece.id or piece.arguments) and "".join(self.names) == name
-            )  # as some servers do
+            # Some servers repeat the name.
+            repeated = bool(piece.id or piece.arguments) and "".join(self.names) == name
             self.names += [] if repeated else [name]
         if piece.arguments is not None and piece.arguments != "":
             self.arguments.append(piece.arguments)
@@ -373,9 +370,8 @@ class ReplyAssembly:
 
     def add(self, chunk: StreamingChatMessageContent) -> str:
         """Take one chunk; return the text in it."""
-        if (
-            chunk.role == AuthorRole.TOOL
-        ):  # the service ran the calls so far itself, and begins another reply
+        # The service ran the calls so far itself, and begins another reply.
+        if chunk.role == AuthorRole.TOOL:
             self._text = []
             self._calls = []
             self._others = []

@@ -306,9 +306,8 @@ def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
                 raise
             cause = error.__cause__ or error
         name = f"{type(service).__name__} {service.ai_model_id!r}"
-        seen = _without_key(described(cause), service).removesuffix(
-            "."
-        )  # the sentence around it has a full stop
+        # The sentence around it has a full stop.
+        seen = _without_key(described(cause), service).removesuffix(".")
         if isinstance(cause, _NO_REPLY):
             raise InvalidReplyError(
                 f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "
@@ -377,9 +376,8 @@ def _is_apart(error: BaseException) -> bool:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        hidden = (
-            error.__context__ if error.__suppress_context__ else None
-        )  # raised "from None", as Ollama does
+        # Raised "from None", as Ollama does.
+        hidden = error.__context__ if error.__suppress_context__ else None
         error = error.__cause__ or hidden
 
 

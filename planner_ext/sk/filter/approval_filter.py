@@ -189,9 +189,8 @@ class ApprovalFilter(CallFilter):
             else context
         )
         if guard is not None and guard.decided_by(self.decides_as, context.arguments):
-            await next(
-                context
-            )  # a filter of this policy and person decided this very run of the call
+            # A filter of this policy and person decided this very run of the call.
+            await next(context)
             return
         self.report_unused_rules(context.kernel)
         call = _described(context, in_run=guard is not None)
@@ -199,9 +198,8 @@ class ApprovalFilter(CallFilter):
             _answer(context, _refusal(call.message))
             return
         tab = current_tab()
-        state = (
-            State() if guard is None or tab is None else tab.account.state
-        )  # of which it is a call, after a pause
+        # After a pause, the call belongs to a run.
+        state = State() if guard is None or tab is None else tab.account.state
         (reviewed,) = await _review([self], context.function).of([call], state)
         match reviewed.decision:
             case Approve() | None:
@@ -387,9 +385,8 @@ class ApprovalFilter(CallFilter):
             after=before_message_of(one.waiting.call, history.messages),
         )
         if approval.arguments is None:
-            filters = approval_filters(
-                kernel, once_invoked=False
-            )  # the others decide when the function is invoked
+            # The others decide when the function is invoked.
+            filters = approval_filters(kernel, once_invoked=False)
             reviewed = await _after_question(
                 filters, call, one.function, one.waiting.question
             )

@@ -106,9 +106,8 @@ def _to_number(value: Any) -> Any:
             if math.isfinite(number) and isinstance(value, str):
                 return with_plain_numbers(number)
             if math.isfinite(number):
-                return (
-                    value if value == number else number
-                )  # an integer that no float stands for is rounded once, here
+                # An integer that no float stands for is rounded once, here.
+                return value if value == number else number
     raise unfit("number", value)
 
 
@@ -187,9 +186,8 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
     """
 
     def reading(data: Any) -> BaseModel:
-        return model.model_validate(
-            deepcopy(data)
-        )  # a validator of the application's may change what it is given
+        # A validator of the application's may change what it is given.
+        return model.model_validate(deepcopy(data))
 
     check_exponents(model, value)
     try:
@@ -223,9 +221,8 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
 def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
 
     def made(data: Any) -> Any:
-        return (
-            kind(**data) if isinstance(data, dict) else kind(data)
-        )  # as Semantic Kernel does
+        # As Semantic Kernel does.
+        return kind(**data) if isinstance(data, dict) else kind(data)
 
     check_exponents(kind, value)
     try:
@@ -393,9 +390,8 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any] | None:
     """Adapt a class that pydantic knows; None for others: no constructor runs before the decision."""
     try:
         return TypeAdapter(kind)
-    except (
-        Exception
-    ):  # pydantic's own errors, and those of annotations that cannot be read
+    except Exception:
+        # Pydantic's own errors, and those of annotations that cannot be read.
         return None
 
 
@@ -483,12 +479,13 @@ def parameter_of(
     values: Any = schema.get("enum")
     kind: Any = convertible_type(declared.type_object)
     known = bool(kind) and kind not in (Any, object, inspect.Parameter.empty)
+    # Whether Semantic Kernel converts the value.
     converted = (
         of_method
         and known
         and bool(declared.type_)
         and "," not in (declared.type_ or "")
-    )  # by Semantic Kernel
+    )
     optional = not declared.is_required and declared.default_value is None
     # Semantic Kernel's schema of `X | None` is that of X: only the parameter's metadata still knows.
     nullable = (

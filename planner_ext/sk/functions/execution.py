@@ -379,7 +379,8 @@ def result_text(value: Any) -> str:
     except (
         Exception,
         SystemExit,
-    ):  # a result may be any object, and its methods may raise anything
+    ):
+        # A result may be any object, and its methods may raise anything.
         _logger.warning(
             "A result of type %s could not be written as JSON.", type(value).__name__
         )

@@ -317,9 +317,8 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
-        memo[id(self.pre_invoke_callback)] = (
-            self.pre_invoke_callback
-        )  # marks it as copied, so that it is shared
+        # Marks it as copied, so that it is shared.
+        memo[id(self.pre_invoke_callback)] = self.pre_invoke_callback
         return super().__deepcopy__(memo)
 
 

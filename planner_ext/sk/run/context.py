@@ -323,9 +323,8 @@ class RunContext:
                 await engine.begin(
                     first if invocation is None else invocation.stamped(first)
                 )
-            except (
-                BaseException
-            ) as error:  # nothing has started: a resumed run is as it was
+            except BaseException as error:
+                # Nothing has started: a resumed run is as it was.
                 if facts := known or tuple(engine.facts):
                     carry_run(error, fold(facts), facts, key)
                 raise
@@ -421,9 +420,8 @@ def prepare(
 
     around = None if parent is None else parent.tab
     shared = None if around is None else around.account.shared
-    if (
-        merged.shared_budgets
-    ):  # but nothing again of those that the run around takes from
+    # Budgets that the run around takes from are not charged twice.
+    if merged.shared_budgets:
         given = KernelArguments() if arguments is None else arguments
         shared = merged.charges(given, shared)
     meter = partial(
@@ -703,11 +701,12 @@ def check_service(
         )
     fields: dict[str, Any] = vars(settings)
     extra: Any = fields.get("extra_parameters") or {}
+    # The names at OpenAI, Google, Mistral and Azure AI.
     for option in (
         "number_of_responses",
         "candidate_count",
         "n",
-    ):  # OpenAI's, Google's, Mistral's and Azure AI's
+    ):
         answers = fields.get(option) or extra.get(option)
         if isinstance(answers, int) and answers > 1:
             raise InvalidSettingsError(

@@ -129,9 +129,10 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
         return ChatMessageContent(role=AuthorRole.TOOL, items=[*results])
     reply = last_reply(facts)
     returned = state.ended is not None and state.ended.returned
+    # A reply without text, whose calls were handled, is not the answer.
     if reply is None or not (
         returned or (state.reply is not None and state.reply.text)
-    ):  # its calls were handled
+    ):
         return assistant_text(state.ended.answer if state.ended is not None else "")
     message = render((reply.message,))[0]
     if reply.calls and not returned:

@@ -202,9 +202,8 @@ class PlannerPrompts:
             **given,
             **{name: _escaped(text) for name, text in variables.items()},
         }.items():
-            if isinstance(
-                value, str | int | float | bool
-            ):  # templates take text only; the rest is for the functions
+            # Templates take text only; the rest is for the functions.
+            if isinstance(value, str | int | float | bool):
                 arguments[name] = value
         try:
             rendered = await template.render(self.kernel, arguments)
@@ -339,9 +338,8 @@ def _parsed_as(model: type[BaseModel], answer: str) -> BaseModel:
         return model.model_validate_json(answer)
     except UnfitError as unfit:
         raise ValueError(f"A number in the answer {unfit.problem}.") from None
-    except (
-        ArithmeticError
-    ) as error:  # pydantic makes a fraction of infinity, and of 1/0
+    except ArithmeticError as error:
+        # Pydantic makes a fraction of infinity, and of 1/0.
         raise ValueError(
             f"The answer holds a number that cannot be used: {error}."
         ) from None

@@ -141,11 +141,12 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
         fact.kind not in ("function", "question")
         or isinstance(arguments, InvalidArguments)
         or fact.function != request.name
+        # Nothing that was asked about runs without a person.
         or (
             fact.verdict == "run"
             and not fact.person
             and (fact.prompt or fact.expires_at is not None)
-        )  # asked about
+        )
     ):
         return False
     given = arguments if fact.edited is None else parse_object(fact.edited)

@@ -235,9 +235,8 @@ class _Stream:
                 refused = {"refused_answer": event.answer, "reason": event.problem}
                 yield self._message(AuthorRole.ASSISTANT, (), metadata=refused)
             return
-        if (
-            event.iteration != self._trip
-        ):  # an answered question is not part of the answer
+        # An answered question is not part of the answer.
+        if event.iteration != self._trip:
             self._trip = event.iteration
             self._text = []
         if isinstance(event, TextDelta):

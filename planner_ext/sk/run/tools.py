@@ -149,9 +149,8 @@ class KernelFunctions:
             return ResolvedCall(kind="external", function=name, arguments={})
         function = self.tools.functions.get(name)
         if function is None:
-            reads = (
-                name == READ_RESULT
-            )  # as a note in the history of an earlier run says
+            # A note in the history of an earlier run may name this function.
+            reads = name == READ_RESULT
             answer = _NOTHING_CUT if reads else self._unknown(name)
             return ResolvedCall(
                 kind="invalid" if reads else "unknown",
@@ -369,9 +368,8 @@ class KernelFunctions:
             values = cast("dict[str, Any]", arguments)
             values.pop(TIME_PARAMETER, None)
             if left := [limit for limit in (seconds, time_left()) if limit is not None]:
-                values[TIME_PARAMETER] = min(
-                    left
-                )  # without a limit the function gets its default, or None
+                # Without a limit the function gets its default, or None.
+                values[TIME_PARAMETER] = min(left)
         tab = current_tab()
         kernel = self.kernel
         if tab is not None and self.wrap is not None and tool.asks_model:
