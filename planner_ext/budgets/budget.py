@@ -32,21 +32,24 @@ class SharedBudget:
     A request is reserved before it is sent, and a batch before it starts, in all of the
     run's shared budgets or in none: limits on round trips and calls are never exceeded.
     Tokens and cost are checked at the same moments and charged after; what is then in
-    flight, of all processes, may exceed them.
+    flight, of all processes, and the forced answers may exceed them. What was reserved
+    and not sent or started is released.
 
     At a limit the run does what its own ``Budget.on_limit`` says; the request that
     ``answer`` makes is reserved with the run's first, but a new period may refuse it. A
     run or activation that finds a used up budget ends ``limit_reached`` without a
-    request. ``limit`` of the result is ``"{name}: {limit}"``. A batch beyond ``max_tool_calls`` does not run.
+    request. ``limit`` of the result is ``"{name}: {limit}"``. A batch beyond ``max_tool_calls``
+    does not run, under either value of ``batch_over_limit``.
 
     Only a process that has its shared budgets, by name, continues a kept run; any other
     gets `RunRefusedError`. A run whose process died stays charged for what may have
-    been sent or started. If the store cannot be used, the run fails with `StoreError`.
+    been sent or started. If the store cannot be used, the run fails with `StoreError`;
+    at its end this is logged instead.
 
     Attributes:
         name: In the store, of 1 to 200 characters.
-        per: The period, by the run's clock. A request and its tokens count in the
-            period in which it is reserved.
+        per: The period, by the run's clock, whose end frees the budget; None has no
+            end. A request and its tokens count in the period in which it is reserved.
         key: Returns whose budget it is, of 1 to 200 characters, given the application's
             arguments of the run; None is one budget for all. Nested runs are charged to
             the outermost run's key.

@@ -53,9 +53,8 @@ _GRACE = timedelta(hours=1)
 _RETRY = RetryPolicy(maximum_interval=timedelta(seconds=10))
 
 
-@workflow.defn(
-    name=_WORKFLOW, sandboxed=False
-)  # the sandbox would import the package anew for each run
+# The sandbox would import the package anew for each run.
+@workflow.defn(name=_WORKFLOW, sandboxed=False)
 class RunWorkflow:
     """Looks at a run when it is due, until it has ended; returns its status."""
 

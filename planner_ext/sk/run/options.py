@@ -284,7 +284,8 @@ class RunOptions(TypedDict, total=False):
         checkpoint_key: Signs every checkpoint in results, metadata and errors
             (HMAC-SHA256); others are then refused. None uses the key of a wrapped
             `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
-            pickle holds it. A run in a store is not signed.
+            pickle holds it. A run in a store is not signed: who can write to the
+            database can change it.
     """
 
     budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]
