@@ -21,6 +21,7 @@ from planner_ext.core.machine import (
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from support.core import (
+    Silent,
     began,
     budget_changed,
     calls,
@@ -33,16 +34,6 @@ from support.core import (
 )
 from support.narrow import present
 from support.values import each_of
-
-
-class Silent:
-    """Records nothing, and starts no call once more."""
-
-    async def restart(self, _: Tab) -> bool:
-        return False
-
-    async def record(self, tab: Tab, function: str | None) -> None: ...
-
 
 SILENT = Silent()
 

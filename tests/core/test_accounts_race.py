@@ -19,6 +19,7 @@ from planner_ext.core.machine import (
 )
 from planner_ext.core.state import State
 from support.core import (
+    Silent,
     began,
     calls,
     completed,
@@ -28,16 +29,6 @@ from support.core import (
     run_started,
     says,
 )
-
-
-class Silent:
-    """Records nothing, and starts no call once more."""
-
-    async def restart(self, _: Tab) -> bool:
-        return False
-
-    async def record(self, tab: Tab, function: str | None) -> None: ...
-
 
 SILENT = Silent()
 

@@ -16,7 +16,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import StopHandle, in_thread
-from support.core import began, calls, decided, replied, run_started
+from support.core import Silent, began, calls, decided, replied, run_started
 from support.engine import FakeFunctions, FakeStore, engine_of, types_of
 
 
@@ -196,11 +196,9 @@ async def test_what_happens_after_a_call_has_ended_is_not_recorded() -> None:
 async def test_a_second_start_is_taken_from_the_run_around() -> None:
     """A run in a call does not start a function again for which the run around has nothing left."""
 
-    class Recorder:
+    class Recorder(Silent):
         async def restart(self, _: Tab) -> bool:
             return True
-
-        async def record(self, tab: Tab, function: str | None) -> None: ...
 
     began_with = run_started(limits=Budget(max_tool_calls=2))
     around = fold([began_with, replied(calls("g")), decided(0, "g"), began(0, "g")])

@@ -1,12 +1,13 @@
 """What waits inside: the outermost run shows it, is resumed by its path, and each run goes on where it stood."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.contents import FunctionResultContent
 from semantic_kernel.functions import KernelArguments, kernel_function
 from semantic_kernel.functions.kernel_function_from_prompt import (
     KernelFunctionFromPrompt,
@@ -68,7 +69,7 @@ def tool_results(request: ScriptedRequest) -> list[str]:
     return [str(one["content"]) for one in request.messages if one["role"] == "tool"]
 
 
-def once(asks: ScriptedReply) -> Script:
+def once(asks: ScriptedReply) -> Callable[[ScriptedRequest], ScriptedReply]:
     """Make these calls, then answer with what they gave."""
 
     def script(request: ScriptedRequest) -> ScriptedReply:
@@ -234,11 +235,12 @@ async def test_cancel_ends_the_runs_at_every_depth() -> None:
     ends = [unwrapped(fact) for fact in result.facts if fact.type == "HappenedInside"]
     assert sum(fact.type == "Ended" for fact in ends) == 3
     assert (result.status, world.bank.paid) == ("stopped", [])
+    assert result.chat_history is not None
     results = [
         item.result
         for message in result.chat_history.messages
         for item in message.items
-        if hasattr(item, "result")
+        if isinstance(item, FunctionResultContent)
     ]
     assert results == ["Ended while it waited for a person's decision."] * 2
 

@@ -1,9 +1,10 @@
 """Short ways to write facts, and `Play`: the machine with a scripted model, without an engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
+from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import (
     AnswerChecked,
     BudgetChanged,
@@ -67,6 +68,37 @@ KINDS: dict[str, tuple[CallKind, Verdict]] = {
     "mine": ("external", "external"),
 }
 """What the names of the scripted model stand for; every other name is a function that may run."""
+
+
+class Silent:
+    """Records nothing that a call does, and starts no call once more."""
+
+    @property
+    def is_kept(self) -> bool:
+        return False
+
+    def records(self, _: Tab) -> bool:
+        return False
+
+    def facts_inside(self, _: Tab, __: int) -> list[Fact]:
+        return []
+
+    async def happened(
+        self,
+        tab: Tab,
+        run: int,
+        fact: Fact,
+        applied: Callable[[], None],
+        *,
+        streamed: bool,
+    ) -> None:
+        del tab, run, fact, streamed
+        applied()
+
+    async def restart(self, _: Tab) -> bool:
+        return False
+
+    async def record(self, tab: Tab, function: str | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
