@@ -26,14 +26,18 @@ class Budget:
 
     Attributes:
         max_iterations: Round trips, every request included: plan, steps and answer.
-            Charged from ``iterations`` in each reply's metadata, at least 1; also if it
-            fails or is cancelled, unless it did not reach the server. Checked before
-            each request. Under ``on_limit="answer"`` the last one offers no functions,
-            so that N trips give an answer.
+            Charged from ``iterations`` in each reply's metadata, at least 1 per
+            request. A request that fails, is cancelled or loses its process counts as
+            1, unless it did not reach the server. Checked before each request. Under
+            ``on_limit="answer"`` the last one is reserved: it offers no functions, so
+            that N trips give an answer.
         max_tool_calls: Functions started, failures included; denied, unknown and
             malformed calls are free. Checked before a batch, on the calls about to
-            start, and before each start by a filter (see `planner_ext.durable.effect`).
-        max_total_tokens: Prompt and completion tokens, reported or estimated.
+            start. A function that a filter starts again (see
+            `planner_ext.durable.effect`) counts again, and is checked before each
+            start.
+        max_total_tokens: Prompt and completion tokens, as reported; otherwise
+            estimated, see `Usage.estimated_tokens`.
         max_cost: US dollars, as the run's ``price`` (see
             `planner_ext.iteration.RunOptions`) computes them. A model without a known
             price is refused before the first request.
@@ -50,11 +54,12 @@ class Budget:
         max_calls_per_function: Functions started, by fully qualified name; only the
             calls beyond it are not executed.
         max_consecutive_errors: Batches in a row with a failed, unknown or malformed
-            call.
+            call; a clean batch resets it.
         max_repeated_calls: Starts of one function with the same arguments.
         max_repeated_denials: Batches in a row in which every call was denied.
-        max_calls_per_reply: Calls in one reply, checked when it has arrived. If it has
-            more, all are answered "not executed", and the run continues.
+        max_calls_per_reply: Calls in one reply, of any kind, checked when it has
+            arrived. If it has more, none runs: all are answered "not executed", and the run
+            continues.
         max_result_tokens: Tokens of one function's result, error or supplied result in
             the conversation. Checked when it is recorded, counted as for
             ``max_prompt_tokens``. Of a longer one the model reads the beginning and how
@@ -62,13 +67,14 @@ class Budget:
             facts keep the whole result.
         on_limit: ``answer``: calls beyond a limit are answered "not executed" and one
             more request, without functions, asks for the answer. ``stop``: they are
-            answered so and the run ends. ``raise``: as ``stop``, then
+            answered "not executed" and the run ends. ``raise``: as ``stop``, then
             `LimitReachedError`. ``return_calls``: the run ends with the calls
             unanswered, for the caller to run. All but ``raise`` return a value that can
-            be resumed.
+            be resumed with a larger budget.
         batch_over_limit: Whether a batch beyond ``max_tool_calls`` runs no call
             (``reject_batch``) or the first calls that fit (``fill_remaining``).
-            ``on_limit="return_calls"`` returns it whole.
+            With ``on_limit="return_calls"`` none runs, and the whole batch is
+            returned.
         last_trip: Whether a request without functions omits their schema (``withdraw``)
             or sends it with tool choice "none", for providers that refuse tool messages
             without schema. Semantic Kernel's connectors to Anthropic and Bedrock send
