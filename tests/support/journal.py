@@ -151,6 +151,7 @@ FACTS: tuple[Fact, ...] = (
         by="ann",
         cut=Cut(shown=1, left_out=2),
         sticky="arguments",
+        grant="grant_1",
         expires_at=9.5,
         prompt="?",
         final_answer="42",
