@@ -29,6 +29,13 @@ async def test_a_call_runs_only_if_an_entitled_person_was_asked(door: Door) -> N
         )
 
 
+async def test_situations_that_broke_a_promise_keep_it() -> None:
+    """An agent inside a run is not looked for with the arguments of the run; what waits is decided by its path."""
+    for seed in (20019, 20113, 20169):
+        trial = await tried(scenario_of(seed, DOORS))
+        assert not trial.found, f"--seed {seed} --runs 1 --show: {trial.found}"
+
+
 async def test_the_situations_are_not_idle() -> None:
     """Functions start, people decide, some of them in vain, and most runs are answered."""
     trials = [

@@ -153,7 +153,7 @@ def _shown(pending: Sequence[Any]) -> list[Shown]:
     found = [one if isinstance(one, Mapping) else one.as_dict() for one in pending]
     return [
         Shown(
-            one["id"],
+            one["path"],
             one["id"],
             one["arguments"],
             tuple(one.get("roles", ())),
@@ -457,8 +457,9 @@ class _Kept(_Once):
         if (
             self._world.scenario.streamed
         ):  # by a worker's own resume, and else from another process
+            waiting = await self._approvals.pending(self._run)
             given = {
-                key.rpartition("/")[2]: decision for key, decision in decisions.items()
+                one.path: decisions[one.id] for one in waiting if one.id in decisions
             }
             world: tuple[Any, ...] = (_planner(self._world), self._world.kernel)
             await (await self._runs.resume(self._run, *world, decisions=given)).result()

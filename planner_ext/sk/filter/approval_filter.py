@@ -302,7 +302,7 @@ class ApprovalFilter(CallFilter):
             history: Is changed; can be sent again when no call waits any more. What
                 user and assistant said before the call must stand as when it was asked
                 about.
-            decisions: By the call's id or fingerprint; all are taken, or none. Where an
+            decisions: By the call's id, path or fingerprint; all are taken, or none. Where an
                 id waits twice, the fingerprint is needed, as the key or in the
                 `Approve`; it wins over another call's id.
             arguments: The application's arguments for the functions.

@@ -37,6 +37,7 @@ from planner_ext.approval.decisions import (
     takes_no_more,
 )
 from planner_ext.core.errors import shown, way_out
+from planner_ext.core.state import path_of
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
@@ -112,9 +113,11 @@ def decided_calls(
 
 
 def _named(waiting: Sequence[WaitingResult], name: str) -> list[WaitingResult]:
-    """Find calls by fingerprint, which no model can choose; else by id."""
+    """Find calls by fingerprint, which no model can choose; else by id or path."""
     by_fingerprint = [one for one in waiting if one.pending.fingerprint == name]
-    return by_fingerprint or [one for one in waiting if one.pending.id == name]
+    return by_fingerprint or [
+        one for one in waiting if name in (one.pending.id, one.pending.path)
+    ]
 
 
 def _checked(
@@ -267,6 +270,7 @@ def _waiting_result(
                 return None
             pending = ToolCall(
                 id=call_id,
+                path=path_of(call_id),
                 fully_qualified_name=function,
                 arguments=arguments,
                 fingerprint=fingerprint,

@@ -168,7 +168,8 @@ def _context_in(
     settings: Any
     if agent is not None:
         service, settings = kernel.select_ai_service(
-            arguments=agent.arguments or arguments, type=ChatCompletionClientBase
+            arguments=agent.arguments or KernelArguments(),
+            type=ChatCompletionClientBase,
         )
         if settings.function_choice_behavior is None:
             settings.function_choice_behavior = agent.function_choice_behavior
