@@ -230,12 +230,13 @@ def _call_spans(call: TimelineCall, until: float) -> list[_Span]:
     spans: list[_Span] = [] if wait is None else [("waits", *wait)]
     bad = call.outcome in ("failed", "timed_out", "cancelled")
     for attempt in call.attempts:
-        running = call.outcome == "running" and attempt is call.attempts[-1]
+        lasts = call.outcome in ("running", "waiting") and attempt is call.attempts[-1]
         end = attempt.ended
-        lost = end is None and not running
+        lost = end is None and not lasts
         if end is None:
-            end = until if running else attempt.started
-        spans.append(("failed" if bad or lost else "ran", attempt.started, end))
+            end = until if lasts else attempt.started
+        kind = "waits" if call.outcome == "waiting" else "ran"
+        spans.append(("failed" if bad or lost else kind, attempt.started, end))
     return spans
 
 

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
     Budget,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
     PlannerPlugin,
+    requires_approval,
 )
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from planner_ext.testing.crash import CRASH_POINTS
@@ -85,6 +87,31 @@ async def test_a_nested_run_shows_what_it_spent() -> None:
         2,
     )
     assert "nested run: 2 round trips, 0 function calls" in result.to_html()
+
+
+async def test_a_call_in_which_a_run_waits_is_drawn_as_waiting() -> None:
+    """As the call inside is; nothing has failed."""
+    kernel = Kernel()
+    asks = [call("expert-reach_goal", {"goal": "x"})]
+    kernel.add_service(ScriptedChatCompletion(asks, service_id="chat"))
+    pays = [call("desk-pay", {})]
+    kernel.add_service(ScriptedChatCompletion(pays, service_id="expert"))
+
+    @requires_approval
+    @kernel_function
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    kernel.add_function("desk", pay)
+    plain = FunctionCallingStepwisePlannerOptions(plan=False)
+    expert = FunctionCallingStepwisePlanner("expert", plain)
+    kernel.add_plugin(PlannerPlugin(expert), "expert")
+    result = await FunctionCallingStepwisePlanner("chat", plain).invoke(kernel, "Go.")
+    page = result.to_html()
+    assert result.status == "paused"
+    assert 'class="failed"' not in page
+    assert page.count('class="waits"') >= 2
 
 
 async def test_a_fork_stands_beside_its_run(tmp_path: Path) -> None:
