@@ -30,6 +30,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
+    Approve,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
 )
@@ -46,7 +47,8 @@ WORKERS = (1, 2, 4)
 IDLE_SECONDS = 6.0
 LONG_RUNS = 100
 LONG_SECONDS = 30.0
-SHORT_RUNS = 300
+SHORT_RUNS = 1_500
+DECIDED_RUNS = 200
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,34 @@ async def timed(work: Any) -> float:
     return time.perf_counter() - began
 
 
+async def decided(store: str) -> list[Figure]:
+    """Measure the CPU time of a run of one call that waits for a person: up to the pause, the decision, the rest."""
+    planner, kernel = world(1, interceptors=[lambda _: Defer()])
+    async with open_runs(store) as runs, Approvals.connect(store) as approvals:
+        runs.drive_with(planner, kernel)
+        await (await runs.start(planner, kernel, "goal")).result()
+        begun = time.process_time()
+        for _ in range(DECIDED_RUNS):
+            await (await runs.start(planner, kernel, "goal")).result()
+        paused = time.process_time()
+        for waiting in await approvals.pending(limit=DECIDED_RUNS):
+            assert await approvals.decide(waiting.id, Approve(by="a person"))
+        approved = time.process_time()
+        while due := (await runs.due()).runs:
+            for run_id in due:
+                await runs.activate(run_id)
+        ended = time.process_time()
+    spans = {
+        "to the pause": paused - begun,
+        "to be decided": approved - paused,
+        "from the decision to the end": ended - approved,
+    }
+    return [
+        Figure(f"a run {name}", seconds * 1000 / DECIDED_RUNS, "ms CPU")
+        for name, seconds in spans.items()
+    ]
+
+
 def memory() -> float:
     """Read the resident memory of this process, in MB."""
     gc.collect()
@@ -266,8 +296,8 @@ async def loaded(store: str, workers: int) -> list[Figure]:
     async with Runs.connect(store, poll_seconds=0.1) as runs:
 
         async def submit(count: int, goal: str) -> None:
-            for _ in range(count):
-                await runs.submit(goal)
+            for _ in range(count // 50):
+                await asyncio.gather(*(runs.submit(goal) for _ in range(50)))
 
         async def until(queued: int, running: int = 0) -> None:
             while True:  # only other processes tell
@@ -275,7 +305,7 @@ async def loaded(store: str, workers: int) -> list[Figure]:
                 driven = await runs.count(status="running")
                 if (waiting, driven) == (queued, running):
                     return
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.05)
 
         await asyncio.sleep(
             2.0
@@ -344,6 +374,7 @@ def main(store: str | None, only_workers: bool) -> int:
                 *bare_commit(folder),
                 *asyncio.run(added_per_turn(where, 2 if store is None else 12)),
                 *asyncio.run(kib_per_run(folder)),
+                *asyncio.run(decided(where)),
                 *by_workers(where),
                 *asyncio.run(parked(where)),
             ]
