@@ -1,10 +1,9 @@
 """Step 17: a trace of a run that pauses, continues, and calls another planner.
 
-Each activation of a run is an ``invoke_agent`` span, with a child span for each iteration and, below it, each function.
-After a pause the next activation links to the previous one, also in another process. No text of the model, a person or
-a function is recorded. This program prints the spans as trees; an application sets another exporter, or starts under
-``opentelemetry-instrument``, and changes nothing else. The spans of the requests come from Semantic Kernel's
-connectors, with ``SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS=true``.
+Each activation of a run is an ``invoke_agent`` span, with a child span for each iteration and, below it, each request
+and each function. After a pause the next activation links to the previous one, also in another process. No text of the
+model, a person or a function is recorded. This program prints the spans as trees; an application sets another exporter, or starts under
+``opentelemetry-instrument``, and changes nothing else.
 
 Run it, after ``pip install "planner-ext[otel]"``:
 
@@ -14,18 +13,23 @@ Output:
 
     invoke_agent FunctionCallingStepwisePlanner paused
       planner_ext.iteration
+        chat scripted
         execute_tool researcher-reach_goal
           invoke_agent FunctionCallingStepwisePlanner answered
             planner_ext.iteration
+              chat scripted
               execute_tool orders-find
             planner_ext.iteration
+              chat scripted
       planner_ext.iteration
+        chat scripted
       * planner_ext.decision orders-refund defer
       * planner_ext.pause
     invoke_agent FunctionCallingStepwisePlanner answered (after another)
       planner_ext.iteration
         execute_tool orders-refund
       planner_ext.iteration
+        chat scripted
       * planner_ext.decision orders-refund run ann
 """
 

@@ -72,6 +72,8 @@ GIVEN: dict[str, Any] = {
     "on_invalid_history": "repair",
     "strict_finish_reason": True,
     "checkpoint_key": b"key",
+    "name": "clerk",
+    "agent_id": "clerk-1",
 }
 """A value of each option that is not its default."""
 

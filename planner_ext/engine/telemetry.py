@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
@@ -17,9 +18,11 @@ from opentelemetry.metrics import get_meter, get_meter_provider
 from opentelemetry.trace import (
     Link,
     Span,
+    SpanKind,
     StatusCode,
     get_current_span,
     get_tracer,
+    set_span_in_context,
     use_span,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -34,9 +37,11 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.log import is_set
-from planner_ext.engine.ports import Perform
+from planner_ext.engine.ports import Emit, Event, Perform, TextDelta
 
-_TRACER: Final = get_tracer("planner_ext")
+_SCOPE: Final = ("planner_ext", version("planner-ext"))
+_CONVENTIONS: Final = "https://opentelemetry.io/schemas/1.44.0"
+_TRACER: Final = get_tracer(*_SCOPE, schema_url=_CONVENTIONS)
 _TRACEPARENT: Final = TraceContextTextMapPropagator()
 
 _Attributes: TypeAlias = dict[str, Any]
@@ -45,7 +50,7 @@ _Follow: TypeAlias = Callable[[State, facts.Fact], None]
 
 # The metrics. Instruments work from when the application sets its provider.
 
-_METER: Final = get_meter("planner_ext")
+_METER: Final = get_meter(*_SCOPE, schema_url=_CONVENTIONS)
 _CALLS: Final = [2.0**n for n in range(8)]
 _SECONDS: Final = [0.01 * 2**n for n in range(14)]
 _TOKENS: Final = [4.0**n for n in range(14)]
@@ -78,6 +83,18 @@ _HISTOGRAMS: Final = {
             "gen_ai.client.operation.duration",
             "s",
             "Duration of a request to a model.",
+            _SECONDS,
+        ),
+        (
+            "gen_ai.client.operation.time_to_first_chunk",
+            "s",
+            "Time from a streamed request to its first chunk.",
+            _SECONDS,
+        ),
+        (
+            "gen_ai.execute_tool.duration",
+            "s",
+            "Duration of a function.",
             _SECONDS,
         ),
         (
@@ -129,6 +146,7 @@ def _tokens(usage: Usage) -> _Attributes:
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens or None,
     }
 
 
@@ -208,22 +226,43 @@ class Invocation:
     trace: str = ""
 
     def __init__(
-        self, agent: str, *, provider: str, model: str, sensitive: bool
+        self,
+        agent: str,
+        *,
+        agent_id: str | None,
+        provider: str,
+        model: str,
+        chats: bool,
+        answered_by: Callable[[Any], str | None],
+        sensitive: bool,
     ) -> None:
         """Describe the agent that is invoked.
 
         Args:
             agent: ``gen_ai.agent.name``.
+            agent_id: ``gen_ai.agent.id``.
             provider: ``gen_ai.provider.name``.
             model: ``gen_ai.request.model``.
+            chats: Whether a request has a ``chat`` span here.
+            answered_by: Returns the model that sent a reply or a chunk.
             sensitive: Whether spans may hold goals, answers, reasons and the messages
                 of errors.
         """
-        self._agent = {"gen_ai.agent.name": agent}
+        self._agent = _given(
+            {"gen_ai.agent.name": agent, "gen_ai.agent.id": agent_id or ""}
+        )
         self._model = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
         self._sensitive = sensitive
         self._span: Span
         self._iteration: Span | None = None
+        self._chats = chats
+        self._answered_by = answered_by
+        self._answered: str | None = None
+        self._chat: Span | None = None
+        self._streams = False
+        self._sent = 0.0
+        self._first_chunk: float | None = None
+        self._started: dict[tuple[int, int], float] = {}
         self._run: _Attributes = {}
         self._asked: dict[int | None, float] = {}
         self._limit: str | None = None
@@ -282,6 +321,20 @@ class Invocation:
 
         return take
 
+    def timing(self, emit: Emit | None) -> Emit | None:
+        """Return a function that passes events on, and notes when a reply's first chunk comes."""
+        if emit is None:
+            return None
+        self._streams = True
+
+        async def pass_on(event: Event) -> None:
+            if self._first_chunk is None and isinstance(event, TextDelta):
+                self._first_chunk = perf_counter() - self._sent
+                self._answered = self._answered_by(event.chunk)
+            await emit(event)
+
+        return pass_on
+
     def around(self, perform: Perform) -> Perform:
         """Surround each action with the span of its iteration."""
         self._performs = True
@@ -291,29 +344,8 @@ class Invocation:
             handles_calls = isinstance(action, machine.ReviewCalls | machine.RunCalls)
             if asks or (handles_calls and self._iteration is None):
                 self._begin_iteration(action)
-            span = self._iteration or self._span
-            self._error = ""
-            began = perf_counter()
-            try:
-                with use_span(
-                    span, record_exception=False, set_status_on_exception=False
-                ):
-                    await perform(action)
-            except BaseException as error:
-                self._fail(span, error)
-                raise
-            finally:
-                if self._error:
-                    span.set_attribute("error.type", self._error)
-                if asks:
-                    chat = {
-                        "gen_ai.operation.name": "chat",
-                        "error.type": self._error,
-                        **self._model,
-                    }
-                    _record(
-                        "gen_ai.client.operation.duration", perf_counter() - began, chat
-                    )
+            with self._inside(self._iteration or self._span, asks=asks):
+                await perform(action)
             if isinstance(action, machine.AskPlan | machine.CompleteIteration):
                 self._end_iteration()
 
@@ -325,6 +357,62 @@ class Invocation:
         name = f"{operation} {self._agent['gen_ai.agent.name']}"
         own = {"gen_ai.operation.name": operation, **self._agent, **attributes}
         return _TRACER.start_span(name, attributes=own, links=links)
+
+    @contextmanager
+    def _inside(self, around: Span, *, asks: bool) -> Generator[None]:
+        """Surround an action with the span that it belongs to, or with that of its request."""
+        if asks and self._chats:
+            self._chat = self._start_chat(around)
+        span = self._chat or around
+        spans = dict.fromkeys((span, around))
+        self._error = ""
+        self._first_chunk = None
+        self._answered = None
+        self._sent = perf_counter()
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as error:
+            for one in spans:
+                self._fail(one, error)
+            raise
+        finally:
+            if self._error:
+                for one in spans:
+                    one.set_attribute("error.type", self._error)
+            if asks:
+                self._end_chat(perf_counter() - self._sent)
+
+    def _start_chat(self, around: Span) -> Span:
+        return _TRACER.start_span(
+            f"chat {self._model['gen_ai.request.model']}",
+            set_span_in_context(around),
+            SpanKind.CLIENT,
+            _given(
+                {
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.request.stream": self._streams or None,
+                    **self._model,
+                    **self._run,
+                }
+            ),
+        )
+
+    def _end_chat(self, seconds: float) -> None:
+        chat = {
+            "gen_ai.operation.name": "chat",
+            "error.type": self._error,
+            **self._model,
+        }
+        _record("gen_ai.client.operation.duration", seconds, chat)
+        first = self._first_chunk
+        if first is not None:
+            _record("gen_ai.client.operation.time_to_first_chunk", first, chat)
+        if self._chat is not None:
+            if first is not None:
+                self._chat.set_attribute("gen_ai.response.time_to_first_chunk", first)
+            self._chat.end()
+        self._chat = None
 
     def _begin_iteration(self, action: machine.Action) -> None:
         self._end_iteration()
@@ -354,21 +442,13 @@ class Invocation:
                 self._span.add_event(
                     "planner_ext.crash", {"planner_ext.iteration": fact.iteration}
                 )
-            case facts.ModelReplied() if self._iteration is not None:
-                reply = {
-                    **_tokens(fact.usage),
-                    "gen_ai.response.finish_reasons": [fact.finish_reason]
-                    if fact.finish_reason
-                    else None,
-                    "planner_ext.calls": len(fact.calls),
-                }
-                self._iteration.set_attributes(_given(reply))
             case facts.Paused():
                 self._span.add_event(
                     "planner_ext.pause",
                     {"planner_ext.calls": len(waiting_everywhere(state))},
                 )
             case _:
+                self._note(fact)
                 self._add_event(fact)
         if isinstance(fact, _SPENDS):
             self._spend(fact.usage)
@@ -380,6 +460,39 @@ class Invocation:
         if limit is not None and limit != self._limit:
             self._limit = limit
             self._span.add_event("planner_ext.limit", {"planner_ext.limit": limit})
+
+    def _note(self, fact: facts.Fact) -> None:
+        """Describe a reply in the span of its request, and measure a function."""
+        match fact:
+            case facts.ModelReplied() if self._iteration is not None:
+                self._iteration.set_attribute("planner_ext.calls", len(fact.calls))
+                reasons = [fact.finish_reason] if fact.finish_reason else None
+                reply = {
+                    **_tokens(fact.usage),
+                    "gen_ai.response.model": self._answered
+                    or self._answered_by(fact.message),
+                    "gen_ai.response.finish_reasons": reasons,
+                }
+                (self._chat or self._iteration).set_attributes(_given(reply))
+            case facts.Planned() if self._chat is not None:
+                self._chat.set_attributes(_given(_tokens(fact.usage)))
+            case facts.CallStarted():
+                self._started[fact.iteration, fact.index] = fact.at
+            case facts.CallFinished():
+                self._measure(fact)
+            case _:
+                pass
+
+    def _measure(self, fact: facts.CallFinished) -> None:
+        started = self._started.pop((fact.iteration, fact.index), None)
+        if started is None:  # in another process
+            return
+        tool = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": fact.function,
+            "error.type": None if fact.outcome == "ok" else fact.outcome,
+        }
+        _record("gen_ai.execute_tool.duration", max(fact.at - started, 0.0), tool)
 
     def _add_event(self, fact: facts.Fact) -> None:
         event = _event_of(fact, sensitive=self._sensitive)

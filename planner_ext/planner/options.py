@@ -91,8 +91,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         budget, shared_budgets, price, execution, approval, interceptors, pre_invoke,
             check_for_intervention, approver, iteration_completed, clarifier,
             max_clarifications, check_answer, observers, clock, min_iteration_time_ms,
-            max_prompt_tokens, on_invalid_history, strict_finish_reason, checkpoint_key:
-            See `planner_ext.iteration.RunOptions`.
+            max_prompt_tokens, on_invalid_history, strict_finish_reason, checkpoint_key,
+            name, agent_id: See `planner_ext.iteration.RunOptions`.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or invalid; names it.
@@ -148,6 +148,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     on_invalid_history: SkipValidation[Literal["refuse", "repair"]] = "refuse"
     strict_finish_reason: bool = False
     checkpoint_key: bytes | None = Field(default=None, exclude=True, repr=False)
+    name: SkipValidation[str | None] = None
+    agent_id: SkipValidation[str | None] = None
 
     if not TYPE_CHECKING:  # hidden, as pydantic hides its own: visible ones let a misspelt option pass unchecked
 

@@ -324,6 +324,103 @@ async def test_a_function_that_does_not_exist_is_not_named(
     assert "my-secret" not in recording.text()
 
 
+# The span of a request, where Semantic Kernel writes none.
+
+
+@both_ways
+async def test_a_request_has_a_span_by_default(
+    recording: Recording, streamed: bool
+) -> None:
+    """Each request, that for a plan too, is a ``chat`` span with its models, tokens and finish reason, and one only."""
+    recording.be_default()
+    async with openai_kernel([PLAN, ADD, say("It is 3.")]) as (kernel, _):
+        result = await invoke(planner_with(plan=True), kernel, streamed=streamed)
+    chat = ("chat scripted", [])
+    assert recording.trees == [
+        (
+            AGENT,
+            [
+                ("plan FunctionCallingStepwisePlanner", [chat]),
+                (ITERATION, [chat, (TOOL, [])]),
+                (ITERATION, [chat]),
+            ],
+        )
+    ]
+    chats = recording.named("chat")
+    assert {span.kind for span in chats} == {trace.SpanKind.CLIENT}
+    tokens = [said_by(span)["gen_ai.usage.input_tokens"] for span in chats]
+    assert sum(tokens) == result.usage.prompt_tokens
+    said = said_by(chats[-1])
+    assert said["gen_ai.operation.name"] == "chat"
+    assert said["gen_ai.request.model"] == "scripted"
+    assert said["gen_ai.response.model"] == "scripted"
+    assert said["gen_ai.response.finish_reasons"] == ("stop",)
+    assert said["gen_ai.conversation.id"] == result.facts[0].run_id
+    assert said.get("gen_ai.request.stream", False) == streamed
+    assert not any(
+        "gen_ai.usage.input_tokens" in said_by(span)
+        for span in recording.named(ITERATION)
+    )
+
+
+async def test_a_request_that_fails_marks_its_span(recording: Recording) -> None:
+    """The span of the request has the error's type, as its iteration has; the message is left out."""
+    recording.be_default()
+    kernel, _ = scripted([RuntimeError("the key is hunter2")])
+    with pytest.raises(ServiceCallError):
+        await no_plan().invoke(kernel, GOAL)
+    span = recording.only("chat")
+    assert span.status.status_code is StatusCode.ERROR
+    assert said_by(span)["error.type"] == "ServiceCallError"
+    assert "hunter2" not in recording.text()
+
+
+@both_ways
+async def test_the_first_chunk_is_measured(
+    recording: Recording, streamed: bool
+) -> None:
+    """A streamed request tells when its first chunk came, in its span and as a metric; a plain one has no chunks."""
+    recording.be_default()
+    async with openai_kernel([say("It is 3.")]) as (kernel, _):
+        await invoke(no_plan(), kernel, streamed=streamed)
+    points = recording.points("gen_ai.client.operation.time_to_first_chunk")
+    assert [point.count for _, point in points] == [1] * streamed
+    said = said_by(recording.only("chat"))
+    assert ("gen_ai.response.time_to_first_chunk" in said) == streamed
+
+
+async def test_a_function_is_measured(recording: Recording) -> None:
+    """The time of each function is a metric by its name, and says how it failed."""
+
+    class Math:
+        @kernel_function
+        async def divide(self, a: int) -> float:
+            return 1 / a
+
+    script = ScriptedChatCompletion(
+        [calls(call("math-divide", {"a": 1}), call("math-divide", {"a": 0})), say("-")]
+    )
+    await no_plan().invoke(kernel_of(script, math=Math()), GOAL)
+    points = recording.points("gen_ai.execute_tool.duration")
+    named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "math-divide"}
+    assert [attributes for attributes, _ in points] == [
+        named,
+        {**named, "error.type": "failed"},
+    ]
+    assert [point.count for _, point in points] == [1, 1]
+
+
+async def test_an_agent_has_the_name_that_it_was_given(recording: Recording) -> None:
+    """Name and id of a planner or a service are those of its spans and metrics."""
+    kernel, _ = scripted([say("It is 3.")])
+    await no_plan(name="clerk", agent_id="clerk-1").invoke(kernel, GOAL)
+    span = recording.only("invoke_agent clerk")
+    named = {"gen_ai.agent.name": "clerk", "gen_ai.agent.id": "clerk-1"}
+    assert named.items() <= said_by(span).items()
+    ((attributes, _),) = recording.points("gen_ai.invoke_agent.duration")
+    assert named.items() <= attributes.items()
+
+
 # A run that goes on.
 
 

@@ -90,6 +90,12 @@ class Recording:
         data = self.reader.get_metrics_data()
         return json.dumps(ours) + ("" if data is None else data.to_json())
 
+    def be_default(self) -> None:
+        """Turn Semantic Kernel's diagnostics off, as they are by default: its connectors write no spans."""
+        self.patch.setattr(
+            decorators.MODEL_DIAGNOSTICS_SETTINGS, "enable_otel_diagnostics", False
+        )
+
     def be_sensitive(self) -> None:
         """Turn Semantic Kernel's sensitive diagnostics on."""
         for module in (decorators, function_tracer):

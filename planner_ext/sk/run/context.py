@@ -24,9 +24,6 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import (
 )
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
-from semantic_kernel.utils.telemetry.model_diagnostics.decorators import (
-    are_sensitive_events_enabled,
-)
 
 from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.guards import guard_name, hook_names
@@ -241,6 +238,7 @@ class RunContext:
         charged_around = around is not None and self.shared is around.account.shared
         if self.invocation is not None:
             follow = self.invocation.following(follow)
+            emit = self.invocation.timing(emit)
         ports = Ports(
             chat=chat,
             functions=self.functions,
@@ -473,6 +471,11 @@ def prepare(
     for interceptor in merged.interceptors:
         report_unused_rules(interceptor, tools.functions.values(), "run")
 
+    invocation = None
+    if is_listening():
+        from planner_ext.sk.run.tracing import invocation_of  # noqa: PLC0415  (only where somebody listens)
+
+        invocation = invocation_of(service, planner, merged)
     functions = KernelFunctions(
         whole(kernel),
         tools=tools,
@@ -504,7 +507,7 @@ def prepare(
         meter=meter,
         stop=stop,
         store=store,
-        invocation=_invocation(service, planner) if is_listening() else None,
+        invocation=invocation,
         tape=tape,
         plans=planner is not None,
         hands_over=final_answer is not None,
@@ -544,20 +547,6 @@ def _check_names(options: CheckedOptions, kernel: Kernel, tools: ToolSet) -> Non
     if isinstance(timeout, Mapping):
         there = function_names(kernel) | tools.functions.keys()
         refuse_unknown("ToolExecution.timeout", timeout, there)
-
-
-def _invocation(
-    service: ChatCompletionClientBase, planner: object | None
-) -> "Invocation":
-    from planner_ext.engine.telemetry import Invocation  # noqa: PLC0415  (only where somebody listens)
-
-    provider = getattr(service, "MODEL_PROVIDER_NAME", type(service).__name__)
-    return Invocation(
-        _SERVICE_NAME if planner is None else type(planner).__name__,
-        provider=_PROVIDERS.get(provider, provider),
-        model=service.ai_model_id,
-        sensitive=are_sensitive_events_enabled(),
-    )
 
 
 def unasked_functions(kernel: Kernel, own: CheckedOptions) -> list[str]:
@@ -614,18 +603,6 @@ ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto(maximum_use_attempts=None)
 
 _TOLD: "WeakSet[DecisionsTaken]" = WeakSet()
 """The objects whose budget was reported, by the memory that their copies share."""
-
-_SERVICE_NAME = "FunctionInvokingChatCompletion"
-"""The agent that a service is, and a handler or session above it."""
-
-_PROVIDERS = {
-    "azureai": "azure.ai.inference",
-    "bedrock": "aws.bedrock",
-    "googleai": "gcp.gemini",
-    "mistralai": "mistral_ai",
-    "vertexai": "gcp.vertex_ai",
-}
-"""OpenTelemetry's names for providers, where Semantic Kernel's differ."""
 
 
 def _with_shortest(

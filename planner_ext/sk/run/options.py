@@ -210,6 +210,10 @@ def _limit(name: str, value: object) -> int | None:
     return non_negative(name, value) or None
 
 
+def _text(name: str, value: object) -> str | None:
+    return None if value is None else instance_of(name, value, str)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class _Option:
     """How an option is read, given name and value, and merged with a wrapped service's."""
@@ -286,6 +290,9 @@ class RunOptions(TypedDict, total=False):
             `FunctionInvokingChatCompletion`. No ``repr``, dump, error, checkpoint or
             pickle holds it. A run in a store is not signed: who can write to the
             database can change it.
+        name, agent_id: The agent's name and id in traces and metrics,
+            ``gen_ai.agent.name`` and ``gen_ai.agent.id``. Without a name it is that of
+            the door's class; without an id none is given.
     """
 
     budget: Annotated[Budget | None, _Option(_instance_of(Budget), tightest)]
@@ -332,6 +339,8 @@ class RunOptions(TypedDict, total=False):
     checkpoint_key: Annotated[
         bytes | None, _Option(lambda name, key: SigningKey.of(key, name), _either)
     ]
+    name: Annotated[str | None, _Option(_text, _either)]
+    agent_id: Annotated[str | None, _Option(_text, _either)]
 
 
 _OPTIONS: Mapping[str, _Option] = {
@@ -395,6 +404,8 @@ class CheckedOptions:
     on_invalid_history: Literal["refuse", "repair"]
     strict_finish_reason: bool
     checkpoint_key: SigningKey | None
+    name: str | None
+    agent_id: str | None
     outer_budget: Budget | None = None
     taken: tuple[DecisionsTaken, ...]
 
