@@ -2,8 +2,8 @@
 
 Each activation of a run is an ``invoke_agent`` span, with a child span for each iteration and, below it, each request
 and each function. After a pause the next activation links to the previous one, also in another process. No text of the
-model, a person or a function is recorded. This program prints the spans as trees; an application sets another exporter, or starts under
-``opentelemetry-instrument``, and changes nothing else.
+model, a person or a function is recorded. This program prints the spans as trees; an application sets another
+exporter, or starts under ``opentelemetry-instrument``, and changes nothing else.
 
 Run it, after ``pip install "planner-ext[otel]"``:
 
