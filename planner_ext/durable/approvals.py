@@ -11,11 +11,12 @@ from planner_ext.approval.decisions import (
     Decision,
     DecisionRecord,
     RunAction,
+    Supply,
 )
 from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Step
-from planner_ext.durable.errors import ApprovalRefusedError
+from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError
 from planner_ext.durable.grants import GrantRecord, grant_step, read_grants
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
@@ -189,6 +190,16 @@ class Approvals:
             problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
         await self._refuse(approval, decision, problem, at)
         return False
+
+    async def may_decide(self, approval: PendingApproval, *, by: str) -> bool:
+        """Ask the ``authorize`` hook whether a person may approve a call, or answer a question; nothing is decided."""
+        asks = approval.kind == "question"
+        decision = Supply("", by=by) if asks else Approve(by=by)
+        try:
+            await self._check("decide", approval, decision)
+        except NotAuthorizedError:
+            return False
+        return True
 
     async def grant(
         self, approval_id: str, decision: Decision, grant: "Grant | None"

@@ -41,11 +41,13 @@ class RunInputs:
         arguments: The application's arguments that are data, by name.
         budget: Replaces the planner's limits; None keeps them.
         guards: What the worker's planner must have; None demands nothing.
+        before: The messages of the conversation before it, as JSON values.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     budget: Budget | None = None
     guards: Guards | None = None
+    before: tuple[Any, ...] = ()
 
     def to_json(self) -> str | None:
         """@private Write the inputs as JSON text; None without inputs.
@@ -69,6 +71,8 @@ class RunInputs:
             values["guards"] = _guards().dump_python(
                 self.guards, mode="json", exclude_defaults=True
             )
+        if self.before:
+            values["before"] = self.before
         return json.dumps(values, sort_keys=True) if values else None
 
 
@@ -85,7 +89,10 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
             _guards().validate_python(values["guards"]) if "guards" in values else None
         )
         return RunInputs(
-            arguments=dict(values.get("arguments", {})), budget=budget, guards=guards
+            arguments=dict(values.get("arguments", {})),
+            budget=budget,
+            guards=guards,
+            before=tuple(values.get("before", ())),
         )
 
 

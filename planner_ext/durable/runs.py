@@ -87,6 +87,7 @@ from planner_ext.durable.worker import (
 from planner_ext.durable.writer import cancel_run, say_to
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.document import dump_message
 from planner_ext.engine.ports import Clock
 
 logger = logging.getLogger(__name__)
@@ -739,6 +740,7 @@ class Runs(RunsClient):
         *,
         run_id: str | None = None,
         arguments: Any = None,
+        chat_history: Any = None,
         streaming: bool = False,
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
@@ -755,6 +757,8 @@ class Runs(RunsClient):
                 one.
             arguments: The application's arguments; never stored, so each process that
                 continues the run passes them. A submitted run keeps its other ones.
+            chat_history: An earlier conversation, as of the planner's ``invoke``; the
+                store keeps it with a run that begins.
             streaming: Whether to stream requests, for the text in `RunHandle.events`;
                 without effect on a run that is driven here already.
 
@@ -765,7 +769,13 @@ class Runs(RunsClient):
             StoreError: If the name or the store cannot be used.
         """
         _check_planner(planner)
-        name, before = await self._create(goal, run_id, owner=self.worker_id)
+        inputs = None
+        if chat_history is not None:
+            messages = tuple(map(dump_message, chat_history.messages))
+            inputs = RunInputs(before=messages)
+        name, before = await self._create(
+            goal, run_id, owner=self.worker_id, inputs=inputs
+        )
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))
         job = Job(

@@ -223,6 +223,7 @@ class Runner:
                 grants={call_id: one.grant for call_id, one in decided.items()},
                 budget=budget,
                 arguments=stored.inputs.arguments,
+                before=stored.inputs.before,
                 in_doubt=self.in_doubt,
                 new_budget=writer.budget,
                 authorize=self.authorize,
@@ -1009,9 +1010,13 @@ class RunHandle(Generic[R]):
             Exception: As `result`.
         """
         result = await self.result()
-        while await self._pool.wait_until_due(self.run_id):
+        while await self.due():
             result = await self.result()
         return result
+
+    async def due(self) -> bool:
+        """Wait until a paused run can continue, as its calls were decided or a question expired; False if it ended."""
+        return await self._pool.wait_until_due(self.run_id)
 
     async def say(self, text: str, *, by: str = "") -> None:
         """Say something to the run; see `Runs.say`."""

@@ -15,7 +15,7 @@ from planner_ext.approval.decisions import Authorize, Decision, ToolCall
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
-from planner_ext.core.values import frozen
+from planner_ext.core.values import Message, frozen
 from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.ports import Emit, RunStore
 
@@ -38,6 +38,7 @@ class Activation:
         budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
         arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
+        before: The conversation before a run that begins.
         authorize: Says who may decide, besides the planner's own hook; ``described``
             shows it a call as the store lists it.
         guards: What a submitted run demands of the process that begins it.
@@ -54,6 +55,7 @@ class Activation:
     grants: Mapping[str, str] = field(default_factory=dict[str, str])
     budget: Budget | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    before: Sequence[Message] = ()
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
     authorize: Authorize | tuple[Authorize, ...] | None = None

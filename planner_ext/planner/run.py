@@ -21,7 +21,8 @@ from planner_ext.engine.ports import Emit, Event, ResultReady, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, Taking, journal_signature
 from planner_ext.sk.errors import RunEndedError
-from planner_ext.sk.run.context import RunContext
+from planner_ext.sk.messages import load_message
+from planner_ext.sk.run.context import RunContext, checked_messages
 from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.run.prompts import ResponseForm
 
@@ -278,12 +279,19 @@ class KeptRun(PlannerRun):
         if not activation.facts:
             guards = context.guards()
             self._check_guards(activation.guards)
+            before = checked_messages(
+                [*map(load_message, activation.before)],
+                self.options.on_invalid_history,
+                context.kernel,
+            )
             return (
                 await run_started(
                     self.options,
                     context,
                     activation.goal,
                     activation.run_id,
+                    before=before,
+                    continues=bool(before),
                     guards=guards,
                 ),
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
+from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Budget, Deny, FunctionCallingStepwisePlannerResult
@@ -57,6 +58,36 @@ async def test_a_run_is_started_once(store: str, tmp_path: Path) -> None:
 
     assert [result.final_answer for result in (first, again, later)] == ["Hello."] * 3
     assert len(again.facts) == len(later.facts) == len(first.facts)
+
+
+async def test_a_run_may_continue_a_conversation(store: str, tmp_path: Path) -> None:
+    """The store keeps it from the start: a worker that begins the run after a fault of the first one sends it, too."""
+    history = ChatHistory()
+    history.add_user_message("I am Ann.")
+    history.add_assistant_message("Hello, Ann.")
+    planner, kernel = world(tmp_path / "effects", [say("You are Ann.")], plan=True)
+
+    class Unable:
+        def journaled(self, *given: Any, **options: Any) -> Any:
+            raise OSError("full")
+
+    goal = "Who am I?"
+    async with open_runs(store) as runs:
+        handle = await runs.start(
+            Unable(), kernel, goal, run_id="order-7", chat_history=history
+        )
+        with pytest.raises(OSError, match="full"):
+            await handle.result()
+    async with open_runs(store) as runs:
+        handle = await runs.start(planner, kernel, goal, run_id="order-7")
+        result = await handle.result()
+    assert result.chat_history is not None
+    assert [message.content for message in result.chat_history.messages] == [
+        "I am Ann.",
+        "Hello, Ann.",
+        goal,
+        "You are Ann.",
+    ]
 
 
 async def test_two_handles_of_one_run_wait_for_one_life(
