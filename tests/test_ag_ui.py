@@ -16,7 +16,6 @@ from ag_ui.core import (
     RunFinishedEvent,
     StepStartedEvent,
     SystemMessage,
-    TextMessageContentEvent,
     Tool,
 )
 from hypothesis import given as drawn
@@ -32,6 +31,7 @@ from planner_ext import (
     Checkpoint,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
+    PlannerPlugin,
     requires_approval,
 )
 from planner_ext.ag_ui import ag_ui_events
@@ -520,6 +520,66 @@ async def test_a_tool_of_any_schema_is_offered(schema: Any) -> None:
     assert len(desk.end.outcome.pending_tool_call_ids) == 1
 
 
+async def test_a_tool_that_waits_in_a_nested_run_is_sent() -> None:
+    """A planner as a function calls it: the front end gets the call, and its result continues the nested run."""
+    inner = call("ag_ui-set_colour", {"colour": "red"}, id="inner")
+    outer = call("painter-reach_goal", {"goal": "Paint."}, id="outer")
+    script = [outer, inner, say("Painted."), say("It is red.")]
+    desk = Desk(script)
+    desk.kernel.add_plugin(PlannerPlugin(desk.planner), "painter")
+    await desk.run(desk.front.ask("Red, please.", tools=[COLOUR]))
+    (pending,) = desk.end.outcome.pending_tool_call_ids
+    assert desk.front.unanswered("set-colour") == [pending]
+    done = desk.front.send_result(pending, "The page is red.", tools=[COLOUR])
+    await desk.run(done)
+    assert desk.end.result == "It is red."
+    assert desk.results == ["The page is red.", "Painted."]
+
+
+async def test_an_older_client_reads_why_a_run_was_ended() -> None:
+    """One that does not name its protocol knows neither the outcome ``cancelled`` nor a list of pending calls."""
+    lamp = call("shop-price", {"article": "lamp"})
+    desk = Desk([lamp, lamp], budget=Budget(max_tool_calls=1, on_limit="stop"))
+    desk.front = FrontEnd(protocol_version=None)
+    await desk.run(desk.front.ask("Go."))
+    assert desk.end.outcome is None
+    assert (
+        desk.front.messages[-1].content
+        == "The run was ended: The limit max_tool_calls=1 was reached."
+    )
+    desk = Desk([call("ag_ui-set_colour", {"colour": "red"})])
+    desk.front = FrontEnd(protocol_version=None)
+    await desk.run(desk.front.ask("Red, please.", tools=[COLOUR]))
+    assert desk.end.outcome.model_dump(exclude_none=True) == {"type": "success"}
+    assert len(desk.front.unanswered("set-colour")) == 1
+
+
+async def test_a_reload_shows_the_run_that_waits() -> None:
+    """The front end's own conversation is lost with the page; a page without any is empty."""
+    desk = Desk([PAY, say("Done.")])
+    await desk.run(desk.front.look())
+    assert (desk.end.outcome.type, desk.front.messages) == ("success", [])
+    await desk.run(desk.front.ask("Pay."))
+    desk.front = FrontEnd()
+    await desk.run(desk.front.look())
+    assert [one.role for one in desk.front.messages] == ["user", "assistant"]
+    await desk.run(desk.front.answer(APPROVE))
+    assert (desk.end.result, desk.shop.paid) == ("Done.", [5.0])
+
+
+async def test_what_a_client_takes_for_a_result_is_replaced() -> None:
+    """CopilotKit adds the answer to an interrupt as the call's result: the conversation has the real one alone."""
+    desk = Desk([PAY, say("Done."), say("Bye.")])
+    await desk.run(desk.front.ask("Pay."))
+    call_id = desk.front.interrupts[0].tool_call_id
+    assert call_id is not None
+    desk.front.send_result(call_id, '{"approved":true}')
+    await desk.run(desk.front.answer(APPROVE))
+    assert desk.results == ["paid 5.0"]
+    await desk.run(desk.front.ask("Thanks."))
+    assert [text for role, text in desk.sent if role == "tool"] == ["paid 5.0"]
+
+
 async def test_a_user_who_continues_begins_a_new_run_with_the_conversation() -> None:
     """A run that only a tool of the front end holds is left; the tool's result is in the history."""
     desk = Desk([call("ag_ui-set_colour", {"colour": "red"}), say("Blue, then.")])
@@ -653,8 +713,9 @@ async def test_an_answered_question_is_not_answered_again() -> None:
     async with aclosing(
         desk.stream(desk.front.answer({"answer": "the lamp"}))
     ) as events:
-        while not isinstance(await anext(events), TextMessageContentEvent):
-            pass
+        texts = (event async for event in events if hasattr(event, "delta"))
+        assert (await anext(texts)).delta == "the lamp"
+        assert (await anext(texts)).delta.startswith("A long")
     assert (len(desk.service.requests), desk.waiting) == (2, {})
 
 

@@ -82,7 +82,7 @@ MODULES = {
     "planner_ext.session": "AutomaticToolUseConfig Messages OpenCall ToolUseSession",
     "planner_ext.plugin": "PlannerPlugin",
     "planner_ext.agent": "cancel_agent resume_agent resume_agent_stream",
-    "planner_ext.ag_ui": "ag_ui_events",
+    "planner_ext.ag_ui": "ag_ui_events ag_ui_kept_events defer_front_end_tools",
     "planner_ext.durable": """
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
         RunConflictError RunFencedError RunFilters RunHandle RunInputs RunRecord RunRefusedError RunResult RunStats Runs

@@ -46,7 +46,7 @@ def find_disorder(events: Iterable[BaseEvent]) -> str | None:
         what, _, part = event.type.value.rpartition("_")
         if what == "RUN":
             return f"{event.type.value} in the middle"
-        if part == "RESULT":
+        if part in ("RESULT", "SNAPSHOT"):
             continue
         key = (what, getattr(event, _TRIADS[what]))
         if (key in opened) != (part not in ("START", "STARTED")):
@@ -67,11 +67,14 @@ class FrontEnd:
         interrupts: What its end waits for.
     """
 
-    def __init__(self, thread_id: str = "thread") -> None:
+    def __init__(
+        self, thread_id: str = "thread", *, protocol_version: str | None = "1.0"
+    ) -> None:
         self.messages: list[Message] = []
         self.events: Sequence[BaseEvent] = ()
         self.interrupts: list[Interrupt] = []
         self._thread_id = thread_id
+        self._protocol_version = protocol_version
         self._runs = 0
 
     def ask(self, text: str, **options: Any) -> RunAgentInput:
@@ -120,10 +123,16 @@ class FrontEnd:
             if call.function.name == tool and call.id not in answered
         ]
 
+    def look(self, **options: Any) -> RunAgentInput:
+        """Ask for what is there, as a page does that is loaded."""
+        self._runs += 1
+        return self._input(**options)
+
     def _input(self, **options: Any) -> RunAgentInput:
         given = RunAgentInput(
             thread_id=self._thread_id,
             run_id=f"run-{self._runs}",
+            protocol_version=self._protocol_version,
             messages=self.messages,
             **options,
         )
@@ -132,9 +141,7 @@ class FrontEnd:
     def take(self, events: Sequence[BaseEvent]) -> list[str]:
         """Take a whole stream in, and list the types of its events."""
         assert (problem := find_disorder(events)) is None, problem
-        self.events = events
-        for event in events:
-            self._add(event)
+        self.take_part(events)
         end = events[-1]
         outcome = end.outcome if isinstance(end, RunFinishedEvent) else None
         if end.type is EventType.RUN_FINISHED:
@@ -145,12 +152,24 @@ class FrontEnd:
             )
         return [event.type.value for event in events]
 
+    def take_part(self, events: Sequence[BaseEvent]) -> None:
+        """Take in a stream that was left."""
+        self.events = events
+        for event in events:
+            self._add(event)
+
     def _add(self, event: Any) -> None:
         match event.type:
+            case EventType.MESSAGES_SNAPSHOT:
+                sent = {message.id: message for message in event.messages}
+                assert len(sent) == len(event.messages), "an id is one message's"
+                kept = [sent.pop(one.id) for one in self.messages if one.id in sent]
+                self.messages[:] = [*kept, *sent.values()]
             case EventType.TEXT_MESSAGE_START:
-                self.messages.append(AssistantMessage(id=event.message_id, content=""))
+                of = UserMessage if event.role == "user" else AssistantMessage
+                self.messages.append(of(id=event.message_id, content=""))
             case EventType.TEXT_MESSAGE_CONTENT:
-                message = self._assistant(event.message_id)
+                message = self._message(event.message_id)
                 message.content = (message.content or "") + event.delta
             case EventType.TOOL_CALL_START:
                 function = FunctionCall(name=event.tool_call_name, arguments="")
@@ -179,6 +198,9 @@ class FrontEnd:
                 self.messages.append(message)
             case _:
                 pass
+
+    def _message(self, message_id: str) -> Any:
+        return next(one for one in self.messages if one.id == message_id)
 
     def _assistant(self, message_id: str) -> AssistantMessage:
         for message in self.messages:

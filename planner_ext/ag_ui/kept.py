@@ -1,0 +1,298 @@
+"""`ag_ui_kept_events`: a window on the runs of a thread, which a store keeps."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ag_ui.core import (
+    BaseEvent,
+    Message,
+    MessagesSnapshotEvent,
+    RunAgentInput,
+    Tool,
+    UserMessage,
+)
+from semantic_kernel import Kernel
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext.ag_ui.events import RunEvents, error_event
+from planner_ext.ag_ui.inputs import (
+    answers_of,
+    check_plugins,
+    context_of,
+    decision_of,
+    defer_front_end_tools,
+    is_tool,
+    named_tools,
+    text_of,
+    with_tools,
+)
+from planner_ext.approval.decisions import Deny, ToolCall
+from planner_ext.durable.errors import ApprovalRefusedError, UnknownRunError
+from planner_ext.durable.listing import ENDS, PARKED
+from planner_ext.engine.ports import ResultReady
+from planner_ext.planner.planner import FunctionCallingStepwisePlanner
+from planner_ext.sk.errors import DecisionRefusedError
+from planner_ext.sk.run.outcome import chat_history
+
+if TYPE_CHECKING:
+    from planner_ext.durable import (
+        PendingApproval,
+        RunHandle,
+        Runs,
+        RunsClient,
+        StoredRun,
+    )
+
+
+async def ag_ui_kept_events(
+    runs: "Runs",
+    planner: FunctionCallingStepwisePlanner,
+    kernel: Kernel,
+    run_input: RunAgentInput,
+    *,
+    run_id: str | None = None,
+    by: str = "",
+    arguments: KernelArguments | None = None,
+    follow: bool = True,
+) -> AsyncGenerator[BaseEvent, None]:
+    """Show the runs of a thread that a store keeps to an AG-UI front end; see the module.
+
+    The first run of a thread has the name ``run_id``, later ones ``{run_id}.2`` and so
+    on; each continues the conversation of the one before. An input with a new message
+    of the user begins a run, or says the message to the one that is unfinished; one
+    without is a window on what is there, after a reload or beside the inbox.
+
+    Where a call waits for somebody else, a text says for whom, and the stream stays
+    open: it goes on once that person has decided. The front end may send its next input
+    meanwhile.
+
+    Args:
+        runs: The store.
+        planner: Drives the runs.
+        kernel: Not changed.
+        run_input: The body of the request.
+        run_id: The name of the thread's first run; None: the thread's id. Whoever names
+            a run reads it: put the user's name into it, or make it unguessable.
+        by: The user's name, for which the application vouches: recorded with their
+            decisions and messages. A call is an interrupt only where the ``authorize``
+            hooks of planner and store let this user decide it.
+        arguments: The application's arguments; never stored.
+        follow: Whether the stream stays open while only others can decide. Without it
+            the stream ends, and an input without a message shows what happened since.
+
+    Yields:
+        The events: ``RUN_STARTED``, ``MESSAGES_SNAPSHOT`` with the whole thread, what
+            happens, and ``RUN_FINISHED``, or ``RUN_ERROR`` after a fault. Closing the
+            stream leaves the run running. What cannot be taken is refused in a text.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``.
+    """
+    check_plugins(kernel)
+    tools = named_tools(run_input.tools or ())
+    if tools and defer_front_end_tools in planner.options.interceptors:
+        kernel = with_tools(kernel, tools)
+    thread = _Thread(
+        runs=runs,
+        # The hooks of store and planner are asked about what this user does.
+        client=runs.acting(authorize=planner.authorize, verified=bool(by)),
+        run_id=run_id or run_input.thread_id,
+        run_input=run_input,
+        tools=tools,
+        by=by,
+        driving={
+            "planner": planner,
+            "kernel": kernel,
+            "arguments": arguments,
+            "streaming": True,
+        },
+        events=RunEvents(run_input, tools),
+    )
+    try:
+        async with aclosing(thread.happening(follow=follow)) as events:
+            async for event in events:
+                yield event
+    except Exception as error:
+        yield error_event(error)
+
+
+_MOST_PENDING = 1000
+_TOO_LATE = "The answer changed nothing: the call was decided before."
+_FAILED = "The run failed on the server. A message tries it again."
+
+
+@dataclass(kw_only=True, eq=False)
+class _Thread:
+    """The runs of one thread, and the input that comes to it.
+
+    Attributes:
+        events: Those of the thread's last run.
+        driving: What it is driven with.
+        problems: What of the input could not be taken.
+    """
+
+    runs: "Runs"
+    client: "RunsClient"
+    run_id: str
+    run_input: RunAgentInput
+    tools: Mapping[str, Tool]
+    by: str
+    driving: Mapping[str, Any]
+    events: RunEvents
+    problems: list[str] = field(default_factory=list[str])
+
+    async def happening(self, *, follow: bool) -> AsyncGenerator[BaseEvent, None]:
+        """Take the input, and yield what happens."""
+        yield self.events.started()
+        handle, messages = await self._taken()
+        yield MessagesSnapshotEvent(messages=messages)
+        for event in self.events.notice("\n".join(self.problems)):
+            yield event
+        own: Sequence[PendingApproval] = ()
+        waited_for = ""
+        while handle is not None:
+            async with aclosing(self._until_pause(handle)) as events:
+                async for event in events:
+                    yield event
+            pending = await self._pending(handle.run_id)
+            own = [call for call in pending if await self._is_own(call)]
+            others = "\n".join(_waiting(call) for call in pending if call not in own)
+            if others != waited_for:
+                waited_for = others
+                for event in self.events.notice(others):
+                    yield event
+            if self.events.state.ended or own or (pending and not follow):
+                break
+            await handle.due()
+        for event in self.events.finished(own):
+            yield event
+
+    async def _until_pause(
+        self, handle: "RunHandle[Any]"
+    ) -> AsyncGenerator[BaseEvent, None]:
+        async with aclosing(handle.events(after=self.events.place)) as happened:
+            async for fact in happened:
+                if not isinstance(fact, ResultReady):
+                    for event in self.events.read(fact):
+                        yield event
+
+    async def _taken(self) -> "tuple[RunHandle[Any] | None, list[Message]]":
+        """Take the input; return the run that begins or continues, and the conversation."""
+        turns = [stored async for stored in self._turns()]
+        messages: list[Message] = []
+        for stored in turns:
+            record = stored.record
+            self.events = RunEvents(self.run_input, self.tools)
+            own = self.events.replay(stored.facts)
+            messages += own or [_opening(record.run_id, record.goal)]
+        if not turns or turns[-1].record.status in ENDS:
+            await self._decide(())
+            goal = self._new_text(messages)
+            if goal is None:
+                return None, messages
+            run_id = self._name(len(turns) + 1)
+            handle = await self._begun(run_id, goal)
+            return handle, [*messages, _opening(run_id, goal)]
+        record = turns[-1].record
+        pending = await self._pending(record.run_id)
+        await self._decide(pending)
+        unread = [one.text for one in pending[0].said] if pending else []
+        text = self._new_text([*messages, *self.events.unread(unread)])
+        if text is not None:
+            await self._say(record.run_id, text, pending)
+            unread.append(text)
+        messages += self.events.unread(unread)
+        if record.status not in PARKED:
+            handle = await self.runs.start(
+                goal=record.goal, run_id=record.run_id, **self.driving
+            )
+        elif text is not None:
+            handle = await self.runs.resume(record.run_id, by=self.by, **self.driving)
+        else:
+            self.problems.append(_FAILED)
+            return None, messages
+        return handle, messages
+
+    async def _turns(self) -> "AsyncIterator[StoredRun]":
+        """Load the runs of the thread, in order."""
+        with suppress(UnknownRunError):
+            for turn in count(1):
+                yield await self.client.load(self._name(turn))
+
+    def _name(self, turn: int) -> str:
+        return self.run_id if turn == 1 else f"{self.run_id}.{turn}"
+
+    def _new_text(self, known: Sequence[Message]) -> str | None:
+        """Return the user's message at the end of the input if the thread does not have it yet.
+
+        A message that is sent again, by a front end that did not see that it was taken,
+        is not new.
+        """
+        given = self.run_input.messages
+        if not given or not isinstance(given[-1], UserMessage):
+            return None
+        text = text_of(given[-1].content)
+        taken = {one.id: one.content for one in known if isinstance(one, UserMessage)}
+        newest = next(reversed(taken), "")
+        is_unseen = newest not in {one.id for one in given}
+        is_sent_again = is_unseen and taken.get(newest) == text
+        return None if given[-1].id in taken or is_sent_again else text
+
+    async def _begun(self, run_id: str, goal: str) -> "RunHandle[Any]":
+        """Begin a run that knows the conversation before it."""
+        before = [
+            *chat_history(self.events.state).messages,
+            *context_of(self.run_input),
+        ]
+        self.events = RunEvents(self.run_input, self.tools)
+        return await self.runs.start(
+            goal=goal,
+            run_id=run_id,
+            chat_history=ChatHistory(messages=before) if before else None,
+            **self.driving,
+        )
+
+    async def _pending(self, run_id: str) -> "list[PendingApproval]":
+        return await self.client.approvals().pending(run_id, limit=_MOST_PENDING)
+
+    async def _decide(self, pending: "Sequence[PendingApproval]") -> None:
+        """Take the answers in the input, each for itself."""
+        answered, is_late = answers_of(self.run_input, pending, self.events.id_of)
+        for call, answer in answered:
+            try:
+                decision = decision_of(answer, call, self.by or None)
+                if decision is not None:
+                    won = await self.client.approvals().decide(call.id, decision)
+                    is_late = is_late or not won
+            except (ApprovalRefusedError, DecisionRefusedError) as error:
+                self.problems.append(str(error))
+        if is_late:
+            self.problems.append(_TOO_LATE)
+
+    async def _say(
+        self, run_id: str, text: str, pending: "Sequence[PendingApproval]"
+    ) -> None:
+        """Say a message to the run, which then waits for no tool of the front end."""
+        await self.client.say(run_id, text, by=self.by)
+        left = Deny("the user continued without it", by=self.by or None)
+        for call in filter(is_tool, pending):
+            await self.client.approvals().decide(call.id, left)
+
+    async def _is_own(self, call: "PendingApproval") -> bool:
+        if is_tool(call):
+            return True
+        return await self.client.approvals().may_decide(call, by=self.by)
+
+
+def _opening(run_id: str, goal: str) -> Message:
+    """Return the message that begins a run, as `RunEvents.replay` does."""
+    return UserMessage(id=f"{run_id}/0", content=goal)
+
+
+def _waiting(call: ToolCall) -> str:
+    what = call.prompt if call.kind == "question" else call.fully_qualified_name
+    return f"{what} waits for {', '.join(call.roles) or 'a decision'}."
