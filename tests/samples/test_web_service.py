@@ -101,41 +101,61 @@ async def test_runs_are_submitted_decided_and_answered_over_http(
     assert "Traceback" not in "".join(printed)
 
 
+def send(client: httpx.Client, front: FrontEnd, run_input: RunAgentInput) -> Any:
+    """Post one input of a front end; return the last event."""
+    response = client.post(
+        "/agent", json=run_input.model_dump(by_alias=True, mode="json")
+    )
+    assert (response.status_code, response.headers["content-type"]) == (
+        200,
+        "text/event-stream; charset=utf-8",
+    )
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    front.take([EVENT.validate_json(line) for line in lines])
+    return front.events[-1]
+
+
 async def test_a_front_end_approves_over_http(lives: Lives, tmp_path: Path) -> None:
     """Server-sent events of the AG-UI protocol: an interrupt, its answer in the next request, and the result."""
     front = FrontEnd()
-
-    def send(client: httpx.Client, run_input: RunAgentInput) -> Any:
-        response = client.post(
-            "/agent", json=run_input.model_dump(by_alias=True, mode="json")
-        )
-        assert (response.status_code, response.headers["content-type"]) == (
-            200,
-            "text/event-stream; charset=utf-8",
-        )
-        lines = [
-            line.removeprefix("data: ") for line in response.text.splitlines() if line
-        ]
-        front.take([EVENT.validate_json(line) for line in lines])
-        return front.events[-1]
-
     with serving(lives, tmp_path, "step19_ag_ui") as (client, printed):
-        assert send(client, front.ask(GOAL)).outcome.type == "interrupt"
+        assert send(client, front, front.ask(GOAL)).outcome.type == "interrupt"
         (interrupt,) = front.interrupts
         assert interrupt.message == "May this money go back?"
-        ended = send(
-            client,
-            front.answer(
-                {"approved": True, "editedArgs": {"order": "A-1007", "amount": 100}}
-            ),
-        )
+        edited = {"order": "A-1007", "amount": 100}
+        answer = front.answer({"approved": True, "editedArgs": edited})
+        ended = send(client, front, answer)
         assert ended.outcome.type == "success"
         assert ended.result.endswith("100.00 euros refunded for A-1007.")
-        assert (
-            send(client, front.answer({"approved": True})).code == "InvalidHistoryError"
-        )
+        send(client, front, answer)
+        assert "decided before" in str(front.messages[-1].content)
         assert client.post("/agent", json={"threadId": "t"}).status_code == 422
     assert "Traceback" not in "".join(printed)
+
+
+async def test_a_front_end_survives_a_restart(lives: Lives, tmp_path: Path) -> None:
+    """The server is killed while the refund waits: the next one shows the thread to a page that was loaded again."""
+    front = FrontEnd()
+    with serving(lives, tmp_path, "step19_ag_ui") as (client, _):
+        send(client, front, front.ask(GOAL))
+    page = FrontEnd()
+    with serving(lives, tmp_path, "step19_ag_ui") as (client, _):
+        send(client, page, page.look())
+        assert [one.id for one in page.messages] == [one.id for one in front.messages]
+        ended = send(client, page, page.answer({"approved": True}))
+    assert ended.result.endswith("128.00 euros refunded for A-1007.")
+
+
+def test_a_browser_may_ask_the_front_ends_service(lives: Lives, tmp_path: Path) -> None:
+    """From the page's origin alone: what a browser asks before it posts JSON to another origin is granted."""
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type",
+    }
+    with serving(lives, tmp_path, "step19_ag_ui") as (client, _):
+        for origin, status in (("http://localhost:3000", 200), ("http://evil", 400)):
+            answer = client.options("/agent", headers={"Origin": origin, **asked})
+            assert answer.status_code == status
 
 
 @each_of("service", SERVICES)
