@@ -18,6 +18,7 @@ from rich.text import Text
 from planner_ext import ApprovalPolicy, Budget, FunctionCallingStepwisePlanner
 from planner_ext.cli.approvals import decision_text
 from planner_ext.cli.command import ExitCode
+from planner_ext.cli.health import answering_probes
 from planner_ext.cli.kernels import Application, started_application
 from planner_ext.cli.options import (
     STORE_VARIABLE,
@@ -401,11 +402,21 @@ def work(args: WorkerArgs) -> int:
     # What functions print is not a result.
     with redirect_stdout(sys.stderr), worker_lines_shown(Terminal(sys.stderr)):
         application = started_application(args.app)
-        return asyncio.run(_worked(args, application))
+        return asyncio.run(_probed(args, application))
 
 
-async def _worked(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) -> int:
+async def _probed(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) -> int:
     console = Terminal(sys.stderr)
+    if args.health is None:
+        return await _worked(args, made, console)
+    with answering_probes(args.health, asyncio.get_running_loop()) as address:
+        console.say(f"Probes are answered at {address}", "dim")
+        return await _worked(args, made, console)
+
+
+async def _worked(
+    args: WorkerArgs, made: Callable[[], Awaitable[Application]], console: Terminal
+) -> int:
     application = await made()
     planner = application.planner
     if planner is None:

@@ -500,7 +500,10 @@ class WorkerArgs(ApprovalArgs):
         lease: How long this worker may be frozen or cut off before others take its
             runs.
         grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take
-            to end. No others start.
+            to end. No others start. Keep it below the time after which your supervisor
+            kills: 30 s in Kubernetes.
+        health: Answer HTTP probes at this port of all addresses, or at HOST:PORT: 200
+            while the event loop works, 503 if it is blocked for 5 s.
     """
 
     store: Store
@@ -514,7 +517,8 @@ class WorkerArgs(ApprovalArgs):
     ] = None
     max_deaths: Positive = 3
     lease: Annotated[float, typer.Option(metavar="SECONDS", min=0.1)] = 30.0
-    grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0
+    grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 25.0
+    health: Annotated[str | None, typer.Option(metavar="PORT")] = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

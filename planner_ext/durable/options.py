@@ -108,7 +108,7 @@ class WorkerOptions(TypedDict, total=False):
         max_deaths: How often a run may end its worker's process without a new reply or
             result before it is quarantined.
         grace_seconds: How long calls and requests in flight may take when the block is
-            left; 0 interrupts them.
+            left; 0 interrupts them. Default 25: Kubernetes kills after 30.
         clock: None uses the machine's clock.
         authorize: Asked before this worker takes a decision, and before this process
             acts on a run, besides the hook of the planner's `ApprovalSettings`. A
@@ -158,7 +158,7 @@ class WorkerSettings:
     retry: RetryPolicy | None = None
     lease_seconds: float = 30.0
     max_deaths: int = 3
-    grace_seconds: float = 30.0
+    grace_seconds: float = 25.0
     clock: Clock | None = None
     authorize: Authorize | tuple[Authorize, ...] | None = None
     on_paused: Listener | None = None

@@ -1,16 +1,21 @@
 """Runs kept in a store, as whole stories in real processes: decided elsewhere, killed, finished by a living worker."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
+from planner_ext.cli import health
+from planner_ext.cli.health import answering_probes
 from support.command_line import COMMAND, Command
 from support.durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
 from support.processes import Forked, Lives
@@ -127,6 +132,41 @@ def test_a_worker_takes_decisions_until_its_sigterm(
         worker.terminate()
         assert worker.wait() == 0
     assert refunds(here) == []
+
+
+@pytest.mark.usefixtures("till")
+def test_a_worker_answers_probes(lives: Lives, here: Path) -> None:
+    """A supervisor reads 200 while the worker's event loop works, at the address that the worker prints."""
+    with living(lives, here, *WORKER, "--health", "127.0.0.1:0") as (worker, lines):
+        address = next(line for line in lines if line.startswith("Probes")).split()[-1]
+        next(line for line in lines if line.startswith("Worker"))
+        with urlopen(f"http://{address}/healthz", timeout=LIMIT_SECONDS) as response:
+            assert response.status == 200
+        worker.terminate()
+        assert worker.wait() == 0
+
+
+def test_a_blocked_loop_fails_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that turns no more is told with 503, from a thread that it does not block."""
+    monkeypatch.setattr(health, "_PATIENCE_SECONDS", 0.01)
+    with (
+        closing(asyncio.new_event_loop()) as never_run,
+        answering_probes("127.0.0.1:0", never_run) as address,
+        pytest.raises(HTTPError, match="503"),
+    ):
+        urlopen(f"http://{address}/")
+
+
+@pytest.mark.usefixtures("till")
+@pytest.mark.parametrize("address", ["nonsense", "99999", "no.such.host.invalid:80"])
+def test_a_worker_refuses_an_address_for_probes_that_it_cannot_use(
+    command: Command, address: str
+) -> None:
+    """Nothing is driven, and the option is named."""
+    refused = command(*WORKER, "--once", "--health", address)
+    assert refused.code == 2
+    assert "--health" in refused.err
+    assert address in refused.err
 
 
 @pytest.mark.usefixtures("till")
