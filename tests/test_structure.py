@@ -21,6 +21,7 @@ PACKAGE = Path(SPEC.submodule_search_locations[0])
 
 FLOORS: dict[str, float] = {
     "core": 0,
+    "readable": 0.5,
     "approval": 1,
     "engine": 2,
     "timeline": 2,
@@ -38,7 +39,9 @@ ROOF = 4.5
 """The root passes on names of the doors and of what is below; whoever stands above may use it."""
 CRASH_POINTS = "planner_ext.testing.crash"
 """The one test tool that the stores look for, where the environment asks for it."""
-FREE_OF_SEMANTIC_KERNEL = ("core", "approval", "engine", "durable", "inbox", "timeline")
+FREE_OF_SEMANTIC_KERNEL = (
+    *("core", "readable", "approval", "engine", "durable", "inbox", "timeline"),
+)
 """Folders that do not import Semantic Kernel."""
 
 NO_BUSINESS_OF_THE_CORE = {

@@ -16,7 +16,7 @@ from planner_ext.cli.command import ExitCode, command
 from planner_ext.cli.store import opened_client, print_page, print_rows, say, store_name
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
 from planner_ext.core.errors import shown
-from planner_ext.core.text import exact, exact_json, one_line, printable, visible
+from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
     ApprovalRefusedError,
     DecisionRecord,
@@ -24,6 +24,7 @@ from planner_ext.durable import (
     PendingApproval,
 )
 from planner_ext.durable.inputs import SaidMessage
+from planner_ext.readable.text import exact, exact_json, visible
 
 group = typer.Typer(rich_markup_mode=None)
 

@@ -6,8 +6,8 @@ from rich.text import Text
 
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal
-from planner_ext.core.text import exact, exact_json
 from planner_ext.hitl_manager import Approve, Decision, Deny, Supply, ToolCall
+from planner_ext.readable.text import exact, exact_json
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 
 _CHOICES = {

@@ -48,7 +48,7 @@ from planner_ext.cli.store import (
 )
 from planner_ext.cli.streams import on_signals
 from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
-from planner_ext.core.text import exact, one_line, printable
+from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
     RetryPolicy,
     RunFencedError,
@@ -67,6 +67,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import ApprovalSettings, Decision
 from planner_ext.planner.run import result_of
+from planner_ext.readable.text import exact
 from planner_ext.timeline import page_of
 
 _POLL_SECONDS = 0.25

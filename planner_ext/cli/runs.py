@@ -41,7 +41,7 @@ from planner_ext.core.errors import (
     shown,
 )
 from planner_ext.core.limits import Budget
-from planner_ext.core.text import exact, one_line, printable
+from planner_ext.core.text import one_line, printable
 from planner_ext.durable import RunRecord, RunResult, RunsClient, archive
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.listing import RunFilters
@@ -49,6 +49,7 @@ from planner_ext.durable.records import fold_journal
 from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.document import read_file
+from planner_ext.readable.text import exact
 
 group = typer.Typer(rich_markup_mode=None)
 

@@ -25,11 +25,12 @@ from planner_ext.core.errors import counted, seconds
 from planner_ext.core.limits import Left
 from planner_ext.core.results import READ_RESULT
 from planner_ext.core.state import ASK_USER
-from planner_ext.core.text import exact, exact_json, one_line, printable, visible
+from planner_ext.core.text import one_line, printable
 from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
+from planner_ext.readable.text import exact, exact_json, visible
 
 _RAN = get_args(facts.FunctionOutcome)
 """The outcomes of a function that was started."""

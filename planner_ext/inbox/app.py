@@ -19,7 +19,6 @@ from starlette.routing import Route
 
 from planner_ext.approval.decisions import Approve, Authorize, Decision, Deny, Supply
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.core.text import exact, visible
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
@@ -49,6 +48,8 @@ from planner_ext.inbox.security import (
     person_name,
     redirect,
 )
+from planner_ext.readable.html import html_of
+from planner_ext.readable.text import exact, visible, visible_line
 from planner_ext.timeline import Timeline, fragment_of
 
 logger = logging.getLogger(__name__)
@@ -158,8 +159,9 @@ class _Inbox:
         )
         self._templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
             "exact": exact,
-            "line": views.visible_line,
+            "line": visible_line,
             "moment": views.moment_of,
+            "parts": html_of,
             "run_href": views.run_href,
         }
 

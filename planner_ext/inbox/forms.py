@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast
 
-from planner_ext.core.text import exact, visible
 from planner_ext.core.values import frozen
 from planner_ext.engine.schemas import argument_problem, read_json
+from planner_ext.readable.text import exact, visible
 
 FieldKind: TypeAlias = Literal[
     "text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"

@@ -1,7 +1,7 @@
 """What the pages show, as frozen values; texts of models, functions and people are fully visible.
 
 Templates escape these texts for HTML and put nothing into them. No text that a person
-decides on is cut.
+decides on is cut; the middle of a long one is folded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,12 @@ from starlette.requests import Request
 
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.state import ASK_USER
-from planner_ext.core.text import exact, exact_json, one_line, visible
 from planner_ext.core.values import frozen
 from planner_ext.durable.records import PendingApproval
 from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
+from planner_ext.readable.parts import Part, changes_of, parts_of, parts_written
+from planner_ext.readable.text import exact, exact_json, visible
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
 """What is decided; "in doubt" is the outcome of an interrupted call."""
@@ -47,11 +48,13 @@ class Waiting:
 
     Attributes:
         item: Its fingerprint and id, as the list's form returns them; see `item_of`.
-        arguments: Names and values, as JSON; empty for a question.
+        parts: The arguments; empty for a question.
+        exact: They as JSON, which the fingerprint binds; "" for a question.
         question: The model's question, or the call's prompt.
         roles: Who may decide; empty for anyone.
         problem: Why the last decision was refused, or "".
         said: Who said what to the run meanwhile, and waits for the decision.
+        is_long: Whether the list shows no arguments of it.
         selectable: Whether it may be decided with others: the list shows it in full.
     """
 
@@ -62,8 +65,8 @@ class Waiting:
     run_href: str
     kind: Kind
     function: str
-    arguments: tuple[tuple[str, str], ...]
-    arguments_json: str
+    parts: tuple[Part, ...]
+    exact: str
     question: str
     goal: str
     asked_at: Moment
@@ -72,6 +75,7 @@ class Waiting:
     problem: str
     said: tuple[tuple[str, str], ...]
     fingerprint: str
+    is_long: bool
     selectable: bool
 
 
@@ -81,6 +85,7 @@ class Decided:
 
     Attributes:
         kind: ``approve``, ``deny``, ``supply`` or ``expire``.
+        changes: What it changed in the arguments.
         details: Its other parts by name, such as a reason.
         refused: Why it does not count, or "".
     """
@@ -88,6 +93,7 @@ class Decided:
     kind: str
     by: str
     at: Moment
+    changes: tuple[Part, ...]
     details: tuple[tuple[str, str], ...]
     refused: str
 
@@ -99,14 +105,14 @@ class Turn:
     Attributes:
         role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
         speaker: Its author, such as a function's name.
-        calls: A reply's calls, a line each.
+        calls: A reply's calls: the function, and its arguments.
         at: None for messages from the start.
     """
 
     role: str
     speaker: str
     text: str
-    calls: tuple[str, ...] = ()
+    calls: tuple[tuple[str, tuple[Part, ...]], ...] = ()
     at: Moment | None = None
 
 
@@ -235,7 +241,9 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     asks = call.kind == "question"
     question = call.arguments.get("question") if asks else call.prompt
     shown = visible(question) if isinstance(question, str) else exact_json(question)
-    written = exact_json(dict(call.arguments))
+    parts = () if asks else parts_of(call.arguments, call.parameters)
+    in_full = not any(part.is_folded for part in parts)
+    size = len(exact_json(dict(call.arguments))) + len(shown)
     kind: Kind = "question" if asks else "in doubt" if call.in_doubt else "call"
     return Waiting(
         item=f"{call.fingerprint} {quote(call.id)}",
@@ -245,12 +253,8 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
         run_href=run_href(call.run_id),
         kind=kind,
         function=exact(call.fully_qualified_name),
-        arguments=()
-        if asks
-        else tuple(
-            (exact(name), _value(value)) for name, value in call.arguments.items()
-        ),
-        arguments_json=written,
+        parts=parts,
+        exact="" if asks else exact_json(dict(call.arguments), indent=2),
         question=shown,
         goal=visible(call.goal),
         asked_at=moment_of(call.asked_at, now),
@@ -262,7 +266,8 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
             for one in call.said
         ),
         fingerprint=call.fingerprint,
-        selectable=kind == "call" and len(written) + len(shown) <= _LONGEST_IN_LIST,
+        is_long=size > _LONGEST_IN_LIST,
+        selectable=kind == "call" and in_full and size <= _LONGEST_IN_LIST,
     )
 
 
@@ -317,11 +322,6 @@ def run_href(run_id: str) -> str:
     return f"runs/{quote(run_id, safe='')}"
 
 
-def visible_line(text: str) -> str:
-    """Make a text visible on one line."""
-    return visible(one_line(text))
-
-
 def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
     """List a run's turns, without its plan and the planner's own messages."""
     for iteration in timeline.iterations[:1]:
@@ -329,7 +329,7 @@ def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
     for iteration in timeline.iterations:
         if iteration.reply is not None and iteration.number >= 0:
             calls = tuple(
-                f"{exact(call.function)} {visible(call.requested)}"
+                (exact(call.function), parts_written(call.requested))
                 for call in iteration.calls
             )
             at = moment_of(iteration.request.ended or 0.0, now)
@@ -375,12 +375,16 @@ def _said(message: TimelineMessage) -> Turn:
 
 
 def _decided(record: DecisionRecord, now: float) -> Decided:
+    changes = (
+        ()
+        if record.arguments is None
+        else changes_of(record.requested or {}, record.arguments)
+    )
     details = {
-        "arguments": exact_json(dict(record.arguments))
-        if record.arguments is not None and record.arguments != record.requested
-        else "",
         "reason": visible(record.reason),
-        "result": _value(record.result) if record.kind == "supply" else "",
+        "result": exact_json(record.result, indent=2)
+        if record.kind == "supply"
+        else "",
         "for the rest of the run": {
             "function": "this function",
             "arguments": "these arguments",
@@ -391,10 +395,7 @@ def _decided(record: DecisionRecord, now: float) -> Decided:
         kind=exact(record.kind),
         by=exact(record.by) or "an unnamed person",
         at=moment_of(record.at, now),
+        changes=changes,
         details=tuple((name, text) for name, text in details.items() if text),
         refused=visible(record.refused),
     )
-
-
-def _value(value: object) -> str:
-    return exact_json(value, indent=2)

@@ -15,9 +15,9 @@ from functools import cache
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from planner_ext.approval.decisions import DecisionRecord
+from planner_ext.approval.decisions import DecisionRecord, json_object
 from planner_ext.core.errors import PlannerExtError, counted
-from planner_ext.core.text import exact, exact_json, one_line, visible
+from planner_ext.core.text import one_line
 from planner_ext.core.values import Usage
 from planner_ext.engine.timeline import (
     CallOutcome,
@@ -27,9 +27,12 @@ from planner_ext.engine.timeline import (
     TimelineEvent,
     TimelineIteration,
 )
+from planner_ext.readable.parts import changes_of, parts_written
+from planner_ext.readable.text import exact, exact_json, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
@@ -101,9 +104,11 @@ def _templates() -> "Environment":
         "moment": _moment,
         "span": _span,
         "iso": _iso,
-        "pretty": _pretty,
+        "arguments": _arguments,
+        "changes": _changes,
         "number": "{:,}".format,
     }
+    templates.tests["edited"] = _is_edited  # pyright: ignore[reportUnknownMemberType]
     templates.globals |= {  # pyright: ignore[reportUnknownMemberType]
         "call_in_short": _call_in_short,
         "consumed": _consumed,
@@ -321,11 +326,23 @@ def _span(seconds: float) -> str:
     return " ".join(filter(None, parts[first : first + 2]))
 
 
-def _pretty(arguments: str) -> str:
-    try:
-        return exact_json(json.loads(arguments or "{}"), indent=2)
-    except (ValueError, RecursionError):
-        return visible(arguments)
+def _arguments(written: str) -> "Markup":
+    """Draw a call's arguments."""
+    from planner_ext.readable.html import html_of  # noqa: PLC0415  (needs an extra)
+
+    return html_of(parts_written(written))
+
+
+def _changes(call: TimelineCall) -> "Markup":
+    """Draw what was changed in the arguments that the model asked for."""
+    from planner_ext.readable.html import html_of  # noqa: PLC0415  (needs an extra)
+
+    before = json_object(call.requested) or {}
+    return html_of(changes_of(before, json_object(call.arguments) or {}))
+
+
+def _is_edited(call: TimelineCall) -> bool:
+    return json_object(call.requested) != json_object(call.arguments)
 
 
 _LONGEST = 160

@@ -13,8 +13,8 @@ import pytest
 from planner_ext.cli.ask import ApprovalPrompt
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal, cut_in_the_middle
-from planner_ext.core.text import exact, exact_json, visible
 from planner_ext.hitl_manager import PendingCall
+from planner_ext.readable.text import exact, exact_json, visible
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
 from support.command_line import Command
 from support.processes import Lives

@@ -1,7 +1,8 @@
 """Text of others, made safe to show."""
 
 from planner_ext.core.errors import seconds
-from planner_ext.core.text import exact, exact_json, one_line, printable, visible
+from planner_ext.core.text import one_line, printable
+from planner_ext.readable.text import exact, exact_json, visible
 from support.values import each_of
 
 

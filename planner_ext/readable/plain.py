@@ -1,0 +1,67 @@
+"""Parts of a call drawn as plain text, for a notice; and what every drawing without markup needs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from planner_ext.readable.parts import (
+    Line,
+    Part,
+    Piece,
+    folded,
+    marks_text,
+    numbered,
+    plain,
+)
+from planner_ext.readable.text import has_right_to_left, visible
+
+_ISOLATE = "\N{FIRST STRONG ISOLATE}"
+_END_ISOLATE = "\N{POP DIRECTIONAL ISOLATE}"
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """Draw parts as text; the middle of a long one is counted only."""
+    return "\n".join(line for part in parts for line in _lines(part))
+
+
+def isolated(piece: Piece, part: Part) -> str:
+    """Return a piece's text, apart from what stands around it in the other direction."""
+    if part.kind == "text" or not has_right_to_left(piece.text):
+        return piece.text
+    return f"{_ISOLATE}{piece.text}{_END_ISOLATE}"
+
+
+def heading(part: Part) -> str:
+    """Describe a part in one line after its label: what it is, its marks, its description."""
+    return "; ".join(filter(None, (part.note, marks_text(part), visible(part.about))))
+
+
+def _lines(part: Part) -> Iterator[str]:
+    note = heading(part)
+    if part.kind == "value":
+        yield f"{part.label}: {_drawn(part.lines[0], part)}{f'  ({note})' if note else ''}"
+        return
+    yield f"{part.label}{f' ({note})' if note else ''}:"
+    if part.kind == "table":
+        yield f"    {' | '.join(part.columns)}"
+        rows = [
+            f"    {' | '.join(_drawn(cell, part) for cell in row)}" for row in part.rows
+        ]
+        yield from _folded(rows, "rows")
+    else:
+        width = len(str(len(part.lines)))
+        drawn = [
+            f"    {number:>{width}}  {_drawn(line, part)}".rstrip()
+            for number, line in numbered(part.lines)
+        ]
+        yield from _folded(drawn, "lines")
+
+
+def _folded(lines: Sequence[str], noun: str) -> Iterator[str]:
+    head, middle, tail = folded(lines)
+    yield from head
+    if middle:
+        yield f"    [{len(middle)} more {noun}]"
+    yield from tail
+
+
+def _drawn(line: Line, part: Part) -> str:
+    return plain(Piece(isolated(piece, part), piece.kind) for piece in line)
