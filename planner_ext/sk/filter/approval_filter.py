@@ -104,8 +104,8 @@ class ApprovalFilter(CallFilter):
     Register it under either type, or both; it asks once per call. Filters with
     different policies each decide:
 
-        kernel.add_filter("auto_function_invocation", ApprovalFilter(policy, approver=ask))
-        kernel.add_filter("function_invocation", ApprovalFilter(policy, approver=ask))
+        kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(policy, approver=ask))
+        kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, ApprovalFilter(policy, approver=ask))
 
     With an approver the request is held open while the person decides; after
     ``timeout`` the call is refused. Without one the call is answered "waits for
