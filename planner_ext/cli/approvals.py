@@ -13,6 +13,8 @@ from rich.text import Text
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
+from planner_ext.cli.edit import edited_value, has_editor
+from planner_ext.cli.parts import drawn_parts
 from planner_ext.cli.store import opened_client, print_page, print_rows, say, store_name
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
 from planner_ext.core.errors import shown
@@ -24,6 +26,7 @@ from planner_ext.durable import (
     PendingApproval,
 )
 from planner_ext.durable.inputs import SaidMessage
+from planner_ext.readable.parts import changes_of, parts_of
 from planner_ext.readable.text import exact, exact_json, visible
 
 group = typer.Typer(rich_markup_mode=None)
@@ -135,11 +138,13 @@ async def edit(
 
     Examples:
       planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db
+      planner-ext approvals edit order-7/1/call_2 message --store runs.db
       planner-ext approvals edit order-7/1/call_2 '{"order": "A-7", "amount": 24.5}' --store runs.db
 
     Options:
-        changes: What to change; the value is JSON, or text. Or one JSON object in place
-            of all arguments.
+        changes: What to change; the value is JSON, or text. A NAME alone opens its
+            value in the editor that EDITOR names. Or one JSON object in place of all
+            arguments.
     """
 
     def edited(call: PendingApproval) -> Approve:
@@ -238,7 +243,12 @@ async def _decide(
     if not counts:
         say(f"{exact(args.id)} was decided already; nothing changed.")
         return ExitCode.NO_ANSWER
-    Terminal().say(f"{exact(args.id)} {_effect(call, decision)}")
+    console = Terminal()
+    console.say(f"{exact(args.id)} {_effect(call, decision)}")
+    if isinstance(decision, Approve) and decision.arguments is not None:
+        changes = changes_of(call.arguments, decision.arguments)
+        for line in drawn_parts(console, changes, fold=False):
+            console.print_line(line)
     return ExitCode.ANSWERED
 
 
@@ -255,15 +265,26 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
             raise ApprovalRefusedError(problem) from None
     changed = dict(arguments)
     for change in changes:
+        if change in arguments and has_editor():
+            changed[change] = _in_editor(arguments[change])
+            continue
         name, sign, written = change.partition("=")
         if not sign or not name:
             raise ApprovalRefusedError(
-                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
+                "Expected NAME=VALUE, such as amount=20, one JSON object with all arguments, or the NAME of one to "
+                f"edit in the editor that EDITOR names; got {shown(change)}."
             )
         changed[name] = (
             written if isinstance(arguments.get(name), str) else cli.value_of(written)
         )
     return changed
+
+
+def _in_editor(value: Any) -> Any:
+    try:
+        return edited_value(value)
+    except ValueError as error:
+        raise ApprovalRefusedError(f"The value {error}. Nothing was changed.") from None
 
 
 def _effect(call: PendingApproval, decision: Decision) -> str:
@@ -316,17 +337,18 @@ def said_text(message: SaidMessage) -> str:
 
 
 def _call_lines(call: PendingApproval) -> Iterable[Text]:
-    """Format a call, whose arguments are never cut."""
+    """Format a call; the middle of long arguments is folded."""
     doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
     until = (
         ""
         if call.expires_at is None
         else f"; open until {moment_text(call.expires_at)}"
     )
-    called = f"{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"
+    parts = [] if _question(call) else _arguments(Terminal(), call, fold=True)
     lines = [
         Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
-        Text(f"    {_question(call) or called}"),
+        Text(f"    {_question(call) or exact(call.fully_qualified_name)}"),
+        *(Text("      ") + line for line in parts),
         Text(
             f"    {visible(call.prompt)}"
             if call.kind == "function" and call.prompt
@@ -344,6 +366,10 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
     return filter(None, lines)
 
 
+def _arguments(console: Terminal, call: PendingApproval, *, fold: bool) -> list[Text]:
+    return drawn_parts(console, parts_of(call.arguments, call.parameters), fold=fold)
+
+
 def _question(call: PendingApproval) -> str:
     """Return the model's question; "" for a call."""
     if call.kind == "function":
@@ -357,7 +383,6 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         console.print_line((question, "bold"))
     called = {
         "question": visible(call.prompt),
-        "arguments": exact_json(dict(call.arguments), indent=2),
         "function": exact(call.fully_qualified_name),
     }
     rows = {
@@ -382,3 +407,6 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
     for name, value in rows.items():
         if value:
             console.print_line((f"{name:<13}", "dim"), value, indent=13)
+        if name == "goal" and not question:
+            for line in _arguments(console, call, fold=False):
+                console.print_line(line)

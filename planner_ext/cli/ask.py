@@ -1,12 +1,17 @@
 """Asks a person at the terminal to decide a call, and shows exactly what will run."""
 
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.text import Text
 
+from planner_ext.cli.edit import edited_object, edited_value, has_editor
+from planner_ext.cli.parts import drawn_parts
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal
 from planner_ext.hitl_manager import Approve, Decision, Deny, Supply, ToolCall
+from planner_ext.readable.parts import Part, changes_of
 from planner_ext.readable.text import exact, exact_json
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 
@@ -15,9 +20,11 @@ _CHOICES = {
     "d": "deny",
     "e": "edit",
     "w": "always",
+    "j": "exact JSON",
     "s": "show all",
     "q": "quit",
 }
+_AGREE = "Approve with these changes (y), or edit on (e)? "
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 
 _FRAME_LINES = 14
@@ -96,25 +103,65 @@ class ApprovalPrompt:
                     decision = self._edited(call)
                 case "always":
                     decision = self._approved_always(call)
-                case "show all":
-                    print_pending(self._console, call)
+                case "exact JSON" | "show all" as what:
+                    self._show(call, as_json=what == "exact JSON")
                 case _:
                     return None
             if decision is not None:
                 return decision
 
+    def _show(self, call: ToolCall, *, as_json: bool) -> None:
+        if as_json:
+            self._say(exact_json(call.arguments, indent=2))
+        else:
+            print_pending(self._console, call)
+
     def _edited(self, call: ToolCall) -> Decision | None:
+        edited = self._in_editor(call) if has_editor() else self._typed(call)
+        if edited is None:
+            return None
+        return Approve(arguments=edited, by=self._by, fingerprint=call.fingerprint)
+
+    def _typed(self, call: ToolCall) -> Mapping[str, Any] | None:
         self._say("Now: " + exact_json(call.arguments))
         while answer := self._answer(
             "New arguments, as one line of JSON (empty: back): "
         ):
             edited = parse_object(answer)
             if not isinstance(edited, InvalidArguments):
-                return Approve(
-                    arguments=edited, by=self._by, fingerprint=call.fingerprint
-                )
+                return edited
             self._complain(f"The arguments {edited.message}")
         return None
+
+    def _in_editor(self, call: ToolCall) -> Mapping[str, Any] | None:
+        """Edit one argument, or all as JSON; then show what was changed."""
+        arguments = dict(call.arguments)
+        names = [exact(name) for name in arguments]
+        while name := self._answer(
+            f"Edit {', '.join(names)}, or all as JSON (all; empty: back): "
+        ):
+            try:
+                if name in arguments:
+                    arguments[name] = edited_value(arguments[name])
+                elif name == "all":
+                    arguments = edited_object(arguments)
+                else:
+                    self._complain(f"There is no argument {name}.")
+                    continue
+            except ValueError as error:
+                self._complain(f"The value {error}.")
+                continue
+            self._print_changes(changes_of(call.arguments, arguments))
+            if self._choice(_AGREE, {"y": "yes", "e": "edit"}) == "yes":
+                return arguments
+        return None
+
+    def _print_changes(self, changes: Sequence[Part]) -> None:
+        width = self._console.text_width
+        for line in drawn_parts(self._console, changes, fold=False, width=width):
+            self._console.print(line, soft_wrap=True)
+        if not changes:
+            self._say("Nothing is changed.")
 
     def _approved_always(self, call: ToolCall) -> Decision | None:
         question = (

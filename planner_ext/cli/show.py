@@ -8,15 +8,13 @@ from types import TracebackType
 from typing import Self, cast, get_args
 
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
+from planner_ext.cli.parts import drawn_parts, with_note, wrapped
 from planner_ext.cli.text import (
     Terminal,
     TextFlow,
-    cut_in_the_middle,
     duration_text,
-    folded_lines,
     moment_text,
     shortened,
 )
@@ -30,13 +28,16 @@ from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
+from planner_ext.readable.parts import folded, parts_of
 from planner_ext.readable.text import exact, exact_json, visible
 
 _RAN = get_args(facts.FunctionOutcome)
 """The outcomes of a function that was started."""
 
-_BESIDE = 18
-"""Cells of a framed line that a call's arguments do not get."""
+_SPINNER_CELLS = 3
+"""Cells of a line that the spinner gets."""
+_FRAME_CELLS = 4
+"""Cells of a line that its frame gets."""
 
 
 class Progress:
@@ -228,15 +229,13 @@ class Progress:
         self._line(row, sign=Text(sign, "green" if is_good else "red"))
 
     def _line(self, text: str, style: str = "", *, sign: Text | None = None) -> None:
-        """Print one indented line, cut where the console ends."""
+        """Print one indented line; a terminal's is cut where it ends, a log's is whole."""
         lead = sign or Text("")
-        room = self._console.text_width - 4 - lead.cell_len
-        self._console.print(
-            "    ",
-            lead,
-            Text(shortened(printable(text), room, self._console.signs.more), style),
-            sep="",
-        )
+        shown = printable(text)
+        if self._console.is_terminal:
+            room = self._console.text_width - 4 - lead.cell_len
+            shown = shortened(shown, room, self._console.signs.more)
+        self._console.print("    ", lead, Text(shown, style), sep="", soft_wrap=True)
 
     def _new_spinner(self) -> Status | None:
         if not self._console.is_interactive:
@@ -263,8 +262,9 @@ class Progress:
         left = self._left(
             at=now, elapsed=max(now - self._timed_at, 0.0), until=self.until
         )
-        room = max(self._console.text_width - 4 - len(left), 20)
-        return Text(shortened(text, room, self._console.signs.more) + left, "dim")
+        # One line: rich erases lines that were printed above one that wraps.
+        room = self._console.width - _SPINNER_CELLS
+        return Text(shortened(text + left, room, self._console.signs.more), "dim")
 
     def _left(
         self,
@@ -342,7 +342,7 @@ def _remark(
 def print_pending(
     console: Terminal, call: ToolCall, *, more: int = 0, lines: int | None = None
 ) -> bool:
-    """Print a pending call: invisible characters are escaped, function and id come last.
+    """Print a pending call: invisible characters are marked, function and id come last.
 
     Args:
         console: Where to print.
@@ -353,44 +353,49 @@ def print_pending(
     Returns:
         Whether anything was cut.
     """
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
+    width = console.text_width - _FRAME_CELLS
     asks = call.kind == "question"
-    texts = {"question": visible(call.prompt)} if call.prompt else {}
+    prompt = [
+        line
+        for text in visible(call.prompt).split("\n")
+        for line in wrapped(console, Text(console.encodable(text), "bold"), width)
+    ]
+    arguments = list[Text]()
+    is_whole = True
     if not asks:
-        texts["arguments"] = (
-            exact_json(call.arguments, indent=2) if call.arguments else "none"
-        )
-    cells = console.text_width - _BESIDE
-    cut = False
-    for label, text in texts.items():
-        shown = text
-        if lines is not None and not asks:
+        parts = parts_of(call.arguments, call.parameters)
+        arguments = drawn_parts(
+            console, parts, fold=lines is not None, width=width
+        ) or [Text("no arguments", "dim")]
+        if lines is not None:
+            is_whole = not any(part.is_folded for part in parts)
             # The arguments get the lines that the question leaves.
-            most = lines if label == "arguments" else lines // 2
-            shown = cut_in_the_middle(text, cells=cells, lines=most)
-            lines -= folded_lines(shown, cells)
-            cut = cut or shown != text
-        rows.add_row(label, console.encodable(shown))
-    if not asks:
-        rows.add_row(
-            "function",
-            Text(console.encodable(exact(call.fully_qualified_name)), "bold"),
+            question = folded(prompt, lines // 2)
+            prompt = with_note(question, "lines")
+            rest = folded(arguments, max(lines - len(prompt), 4))
+            arguments = with_note(rest, "lines")
+            is_whole = is_whole and not question.middle and not rest.middle
+    facts = {
+        "function": "" if asks else exact(call.fully_qualified_name),
+        "call": f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}",
+        "roles": ", ".join(map(exact, call.roles)),
+        "open until": moment_text(call.expires_at) if call.expires_at else "",
+    }
+    rows = [
+        line
+        for label, text in facts.items()
+        if text
+        for line in wrapped(
+            console,
+            Text.assemble((f"{label:<10}  ", "dim"), console.encodable(text)),
+            width,
+            12,
         )
-    rows.add_row(
-        "call",
-        console.encodable(
-            f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"
-        ),
-    )
-    if call.roles:
-        rows.add_row("roles", console.encodable(", ".join(map(exact, call.roles))))
-    if call.expires_at is not None:
-        rows.add_row("open until", moment_text(call.expires_at))
+    ]
     title = "The model asks you" if asks else "A call waits for your decision"
-    console.print_framed(rows, f"{title}, and {more} more" if more else title, "yellow")
-    return cut
+    body = Text("\n").join([*(prompt if call.prompt else ()), *arguments, *rows])
+    console.print_framed(body, f"{title}, and {more} more" if more else title, "yellow")
+    return not is_whole
 
 
 def print_answer(

@@ -4,10 +4,9 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from itertools import islice
 from typing import IO, Any, NamedTuple, Protocol
 
 from rich.cells import cell_len, chop_cells
@@ -158,35 +157,6 @@ def _handled(
 
 _DEEPEST = 8
 """Cells by which a line of the text may indent itself."""
-
-
-def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
-    """Fold a text at a number of cells; too many lines lose the middle, with a note there."""
-    head = list(islice(_folded(text, cells), lines + 1))
-    if len(head) <= lines:
-        return text
-    half = max((lines - 1) // 2, 1)
-    first = head[:half]
-    last = [*_folded(text[-cells * lines :], cells)][-half:]
-    missing = len(text) - sum(map(len, (*first, *last)))
-    return "\n".join(
-        (*first, f"[ ... {missing:,} characters are not shown here ... ]", *last)
-    )
-
-
-def folded_lines(text: str, cells: int) -> int:
-    """Count the lines of a text folded at a number of cells."""
-    return sum(1 for _ in _folded(text, cells))
-
-
-def _folded(text: str, cells: int) -> Iterator[str]:
-    for line in text.split("\n"):
-        for start in range(0, max(len(line), 1), _PIECE):
-            yield from chop_cells(line[start : start + _PIECE], cells) or ("",)
-
-
-_PIECE = 4096
-"""Characters folded at once, so that a text's beginning costs the same however long it is."""
 
 
 def moment_text(moment: datetime) -> str:

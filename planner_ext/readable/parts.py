@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from planner_ext.core.errors import counted
 from planner_ext.core.values import frozen
@@ -50,8 +50,6 @@ _T = TypeVar("_T")
 
 MOST_LINES = 12
 """The lines of a part that are shown at once; of a longer one its beginning and end."""
-_HEAD = 8
-_TAIL = 3
 _LONG = 80
 """Characters of a text that stands on lines of its own."""
 _LONGEST_LINE = 400
@@ -99,20 +97,21 @@ class Part:
         return len(self.rows or self.lines) > MOST_LINES
 
 
-class Folded(NamedTuple):
+class Folded(NamedTuple, Generic[_T]):
     """The beginning of a part, what is folded, and the end; the last two may be empty."""
 
-    head: Sequence[Any]
-    middle: Sequence[Any]
-    tail: Sequence[Any]
+    head: Sequence[_T]
+    middle: Sequence[_T]
+    tail: Sequence[_T]
 
 
-def folded(items: Sequence[_T], most: int = MOST_LINES) -> Folded:
-    """Fold the middle of what is too long."""
+def folded(items: Sequence[_T], most: int = MOST_LINES) -> Folded[_T]:
+    """Fold the middle of what is too long; its note takes a line."""
     if len(items) <= most:
         return Folded(items, (), ())
-    tail = len(items) - _TAIL
-    return Folded(items[:_HEAD], items[_HEAD:tail], items[tail:])
+    tail = max((most - 1) // 3, 1)
+    head = max(most - 1 - tail, 1)
+    return Folded(items[:head], items[head:-tail], items[-tail:])
 
 
 def parts_of(

@@ -1,0 +1,62 @@
+"""A value in the person's own editor: a text as text, anything else as JSON."""
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from planner_ext.engine.schemas import read_json
+from planner_ext.readable.text import is_shown_whole
+
+
+def has_editor() -> bool:
+    """Whether ``VISUAL`` or ``EDITOR`` names an editor."""
+    return any(os.environ.get(name) for name in ("VISUAL", "EDITOR"))
+
+
+def edited_value(value: Any) -> Any:
+    """Let a person edit a value.
+
+    A text with characters that an editor would not show is edited as JSON.
+
+    Raises:
+        ValueError: If the editor fails, or what is saved is not of this kind.
+    """
+    if isinstance(value, str) and is_shown_whole(value):
+        return _edited(value)
+    return read_json(_saved(json.dumps(value, indent=2), ".json"))
+
+
+def edited_object(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a person edit all arguments as JSON.
+
+    Raises:
+        ValueError: If the editor fails, or what is saved is no JSON object.
+    """
+    edited: object = edited_value(dict(arguments))
+    if not isinstance(edited, dict):
+        raise ValueError("is no JSON object")
+    return cast("dict[str, Any]", edited)
+
+
+def _edited(text: str) -> str:
+    saved = _saved(text, ".txt")
+    # An editor ends the last line; the text may have ended without.
+    return saved if text.endswith("\n") else saved.removesuffix("\n")
+
+
+def _saved(text: str, extension: str) -> str:
+    """Let the editor change a file, which is removed afterwards."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR", "")
+    with TemporaryDirectory() as folder:
+        file = Path(folder, f"argument{extension}")
+        file.write_bytes(text.encode())
+        try:
+            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603  (the person's own)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ValueError(f"cannot be edited: {error}") from error
+        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
