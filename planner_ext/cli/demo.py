@@ -221,7 +221,7 @@ async def _goal(console: Terminal) -> bool:
     kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, count)  # pyright: ignore[reportUnknownMemberType]
     async with _scripted(shop.order_script) as (server, connector):
         kernel.add_service(connector)
-        with Progress(console) as progress:
+        with Progress(console, cut=True) as progress:
             result = await progress.watch(
                 planner.invoke_stream(kernel, shop.ORDER_GOAL)
             )

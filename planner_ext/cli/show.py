@@ -50,7 +50,9 @@ class Progress:
         until: When the command's timeout ends the run, in seconds since the epoch.
     """
 
-    def __init__(self, console: Terminal) -> None:
+    def __init__(self, console: Terminal, *, cut: bool | None = None) -> None:
+        """Begin; ``cut`` says whether lines end where the console does: None for a terminal only."""
+        self._cut = console.is_terminal if cut is None else cut
         self.followed = 0
         self.until: float | None = None
         self._console = console
@@ -232,7 +234,7 @@ class Progress:
         """Print one indented line; a terminal's is cut where it ends, a log's is whole."""
         lead = sign or Text("")
         shown = printable(text)
-        if self._console.is_terminal:
+        if self._cut:
             room = self._console.text_width - 4 - lead.cell_len
             shown = shortened(shown, room, self._console.signs.more)
         self._console.print("    ", lead, Text(shown, style), sep="", soft_wrap=True)

@@ -89,9 +89,9 @@ async def test_an_approved_call_runs(
         await sign_in(page)
         await page.get_by_role("link", name="till-refund").click()
         for text in (
-            '"A-1007"',
+            "A-1007",
             "129.9",
-            '"broken"',
+            "broken",
             GOAL,
             "Refund this customer?",
             "treasurer",
