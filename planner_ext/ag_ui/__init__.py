@@ -5,7 +5,8 @@ Two doors, each the body of an HTTP endpoint:
 - `ag_ui_events`: the run lives in this process. The front end holds the conversation;
   ``waiting`` holds the checkpoint of the run that waits on a thread.
 - `ag_ui_kept_events`: the run is kept in a store, and a thread is a window on it beside
-  the inbox and the command line; ``samples/step19_ag_ui.py`` is a complete service:
+  the inbox and the command line; ``samples/step19_ag_ui.py`` is a complete service, and
+  ``samples/front_end`` its page:
 
       @service.post("/agent")
       async def agent(run_input: RunAgentInput) -> StreamingResponse:

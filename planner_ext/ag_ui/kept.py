@@ -57,7 +57,7 @@ async def ag_ui_kept_events(
     run_id: str | None = None,
     by: str = "",
     arguments: KernelArguments | None = None,
-    follow: bool = True,
+    follow: bool = False,
 ) -> AsyncGenerator[BaseEvent, None]:
     """Show the runs of a thread that a store keeps to an AG-UI front end; see the module.
 
@@ -66,9 +66,9 @@ async def ag_ui_kept_events(
     of the user begins a run, or says the message to the one that is unfinished; one
     without is a window on what is there, after a reload or beside the inbox.
 
-    Where a call waits for somebody else, a text says for whom, and the stream stays
-    open: it goes on once that person has decided. The front end may send its next input
-    meanwhile.
+    Where only others may decide what waits, a text says who, and the stream ends, so
+    that the chat stays usable. A second request that stays open, with ``follow``, shows
+    when the run continues.
 
     Args:
         runs: The store.
@@ -81,8 +81,8 @@ async def ag_ui_kept_events(
             decisions and messages. A call is an interrupt only where the ``authorize``
             hooks of planner and store let this user decide it.
         arguments: The application's arguments; never stored.
-        follow: Whether the stream stays open while only others can decide. Without it
-            the stream ends, and an input without a message shows what happened since.
+        follow: Whether the stream stays open while only others can decide, and goes on
+            once they have.
 
     Yields:
         The events: ``RUN_STARTED``, ``MESSAGES_SNAPSHOT`` with the whole thread, what

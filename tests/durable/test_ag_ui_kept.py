@@ -97,10 +97,9 @@ class World:
     def stream(
         self, runs: Runs, run_input: RunAgentInput, by: str = "eve", **options: Any
     ) -> AsyncGenerator[BaseEvent, None]:
-        """Begin a run of the protocol."""
-        return ag_ui_kept_events(
-            runs, self.planner, self.kernel, run_input, by=by, **options
-        )
+        """Begin a run of the protocol, which follows what others decide."""
+        given: dict[str, Any] = {"by": by, "follow": True, **options}
+        return ag_ui_kept_events(runs, self.planner, self.kernel, run_input, **given)
 
     async def run(
         self, runs: Runs, front: FrontEnd, run_input: RunAgentInput, **options: Any
@@ -146,7 +145,7 @@ THREAD = [
 
 
 async def test_a_chat_goes_on_by_itself_when_the_inbox_decides(store: str) -> None:
-    """Its user may not decide the call: a text says who may, and the open stream shows the result and the answer."""
+    """Its user may not decide the call: a text says who may, and a stream that follows shows result and answer."""
     world = World(store, refunds)
     front = FrontEnd()
     async with world.server() as runs:
@@ -403,8 +402,8 @@ async def test_a_user_who_continues_without_a_tool_is_heard(store: str) -> None:
 
 
 @on_sqlite
-async def test_a_stream_need_not_stay_open(store: str) -> None:
-    """Without ``follow`` it ends with the text, as a success; the next look shows what happened since."""
+async def test_a_chat_stays_usable_while_others_decide(store: str) -> None:
+    """Without ``follow`` the stream ends with the text, as a success; the next look shows what happened since."""
     world = World(store, refunds)
     front = FrontEnd()
     async with world.server() as runs:
