@@ -129,13 +129,17 @@ class Defer:
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
         roles: Who may decide, for the ``authorize`` hook; empty for anyone.
-        source: Digest of who asks, and what; set by the gate.
+        summary: What the call does, in a format of its arguments; see
+            `requires_approval`.
+        source: Digest of who asks, and what; set by the gate, as is ``asked_by``.
     """
 
     prompt: str | None = None
     expires_in: float | None = None
     roles: Sequence[str] = ()
+    summary: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True, repr=False, compare=False)
+    asked_by: str = field(default="", kw_only=True, repr=False, compare=False)
 
 
 Decision: TypeAlias = Approve | Deny | Supply | Defer
@@ -155,14 +159,16 @@ def problem_of(decision: Decision) -> str | None:
             return _text_problem("reason", reason) or _text_problem("by", by)
         case Supply(by=by):
             return _text_problem("by", by)
-        case Defer(prompt=prompt, expires_in=expires_in, roles=roles, source=source):
+        case Defer(prompt=prompt, expires_in=expires_in, roles=roles) as question:
             if expires_in is not None and not is_duration(expires_in):
                 expected = f"a number of seconds above 0 and below {LONGEST_WAIT:g}"
                 return f"expires_in must be {expected}; got {shown(expires_in)}"
             return (
                 _text_problem("prompt", prompt)
                 or _roles_problem(roles)
-                or _text_problem("source", source)
+                or _text_problem("summary", question.summary)
+                or _text_problem("source", question.source)
+                or _text_problem("asked_by", question.asked_by)
             )
         case _:
             assert_never(decision)
@@ -284,13 +290,16 @@ class ToolCall(ReadByKey):
             None if unknown, and while the call waits.
         goal: The goal of the run, while the call waits.
         prompt: What the person is asked; "" asks for a plain approval.
+        summary: What the call does, in the application's words; "" without any.
+        asked_by: The policy's rule, mark or interceptor that asks.
         roles: Who may decide; empty for anyone.
         in_doubt: Whether it had started when its process ended, and may have taken
             effect: `Approve` runs it again, `Supply` gives its result, `Deny` leaves
             the model with the doubt.
         decision: Who let a waiting call in doubt run, edited its arguments, or approved
             what others are still asked about.
-        parameters: JSON schema of a waiting call's parameters, to draw a form from.
+        parameters: JSON schema of a waiting call's parameters, to draw a form from, with
+            the function's description and its defaults.
     """
 
     id: str
@@ -309,6 +318,8 @@ class ToolCall(ReadByKey):
     after: Set[str] | None = None
     goal: str = ""
     prompt: str = ""
+    summary: str = ""
+    asked_by: str = ""
     roles: Sequence[str] = ()
     expires_at: datetime | None = None
     in_doubt: bool = False
@@ -499,6 +510,7 @@ def requires_approval(
     prompt: str | None = None,
     expires_in: float | None = None,
     roles: Sequence[str] = (),
+    summary: str = "",
 ) -> Callable[[F], F]: ...
 
 
@@ -509,6 +521,7 @@ def requires_approval(
     prompt: str | None = None,
     expires_in: float | None = None,
     roles: Sequence[str] = (),
+    summary: str = "",
 ) -> Any:
     """Declare that a function may not run before a person has approved the call.
 
@@ -526,13 +539,18 @@ def requires_approval(
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
         roles: Who may decide, see ``ApprovalSettings.authorize``.
+        summary: What a call does, as `str.format` writes it with the call's arguments:
+            ``"Refund {amount:.2f} {currency} for {order}"``. A person reads it above
+            the arguments. A call for which it cannot be written, as it lacks one of
+            them, is shown without.
 
     Raises:
         InvalidLimitError: If an argument is invalid.
         NotAFunctionError: If something other than a function is marked, or one in C.
     """
-    if (problem := _text_problem("prompt", prompt)) is not None:
-        raise InvalidLimitError(f"{problem}.")
+    for name, text in (("prompt", prompt), ("summary", summary)):
+        if (problem := _text_problem(name, text)) is not None:
+            raise InvalidLimitError(f"{problem}.")
     if expires_in is not None and not is_duration(expires_in):
         raise InvalidLimitError(
             f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}."
@@ -543,7 +561,7 @@ def requires_approval(
     def mark(function: F) -> F:
         put_mark(
             markable(function, _USAGE),
-            Defer(prompt=prompt, expires_in=expires_in, roles=tuple(roles)),
+            Defer(prompt, expires_in, tuple(roles), summary=summary),
         )
         return function
 

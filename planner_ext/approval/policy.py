@@ -324,6 +324,7 @@ class ApprovalPolicy(_Data, Policy):
                         expires_in=rule.expires_in,
                         roles=tuple(rule.roles),
                         source=source,
+                        asked_by=f"policy rule {number}",
                     )
                 return _decision(
                     rule.action, rule.reason_for(call), f"policy rule {number}"
@@ -333,7 +334,8 @@ class ApprovalPolicy(_Data, Policy):
     def by_default(self) -> Decision:
         """@private Decide a call that no rule is for."""
         if self.default == "ask":
-            return Defer(source=source_of("default", self.normal_form()))
+            source = source_of("default", self.normal_form())
+            return Defer(source=source, asked_by="policy default")
         return _decision(self.default, "", "policy default")
 
     @property

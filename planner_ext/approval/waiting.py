@@ -132,6 +132,8 @@ def shown_call(state: State, call: Call, path: str) -> ToolCall:
         signature=fact.signature,
         goal=state.goal,
         prompt=fact.prompt,
+        summary=fact.summary,
+        asked_by=fact.asked_by,
         roles=fact.roles,
         expires_at=_expiry(fact.expires_at),
         in_doubt=call.started,

@@ -267,7 +267,7 @@ class FurtherQuestion:
     """A question about a deferred call that is put when those before it are answered.
 
     Attributes:
-        prompt, roles, source: As in `CallDecided`.
+        prompt, roles, source, asked_by: As in `CallDecided`.
         expires_in: Seconds from then on after which it expires; None: never.
     """
 
@@ -275,6 +275,7 @@ class FurtherQuestion:
     roles: tuple[str, ...] = ()
     source: str = ""
     expires_in: float | None = None
+    asked_by: str = ""
 
 
 @frozen
@@ -319,6 +320,8 @@ class CallDecided(CallFact):
     sticky: Literal["function", "arguments"] | None = None
     expires_at: float | None = None
     prompt: str = ""
+    summary: str = ""
+    asked_by: str = ""
     final_answer: str | None = None
     person: bool = False
     nested: bool = False

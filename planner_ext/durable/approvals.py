@@ -12,6 +12,7 @@ from planner_ext.approval.decisions import (
     DecisionRecord,
     RunAction,
     Supply,
+    hooks_of,
 )
 from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Doorkeeper
@@ -190,6 +191,11 @@ class Approvals:
             problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
         await self._refuse(approval, decision, problem, at)
         return False
+
+    @property
+    def asks_hook(self) -> bool:
+        """Whether an ``authorize`` hook checks here who decides."""
+        return bool(hooks_of(self._doorkeeper.authorize))
 
     async def may_decide(self, approval: PendingApproval, *, by: str) -> bool:
         """Ask the ``authorize`` hook whether a person may approve a call, or answer a question; nothing is decided."""

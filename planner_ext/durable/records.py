@@ -193,7 +193,10 @@ class PendingApproval(ToolCall):
     source: str = ""
 
 
-_TEXTS = ("id", "path", "fully_qualified_name", "goal", "prompt", "signature")
+_TEXTS = (
+    *("id", "path", "fully_qualified_name", "goal", "prompt", "signature"),
+    *("summary", "asked_by"),
+)
 _STORED = (*_TEXTS, "kind", "arguments", "iteration", "roles", "in_doubt", "parameters")
 """What a row holds of a call as JSON."""
 

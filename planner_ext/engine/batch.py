@@ -145,13 +145,15 @@ def apply_decision(
             return replace(
                 fact, verdict="answer", answer=text, reason="supplied", by=by or ""
             )
-        case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
+        case Defer(prompt=prompt, expires_in=expires_in, roles=roles) as asked:
             expires_at = None if expires_in is None else fact.at + expires_in
             further = tuple(map(_further, reviewed.further))
             return replace(
                 fact,
                 verdict="defer",
                 prompt=prompt or "",
+                summary=asked.summary or fact.summary,
+                asked_by=asked.asked_by,
                 expires_at=expires_at,
                 roles=tuple(roles),
                 further=further,
@@ -167,6 +169,7 @@ def _further(question: Defer) -> FurtherQuestion:
         roles=roles,
         source=question.source,
         expires_in=question.expires_in,
+        asked_by=question.asked_by,
     )
 
 

@@ -60,7 +60,7 @@ wrong."""
 
 _UNMATCHED = {
     "approve": None,
-    "defer": Defer(source="unmatched"),
+    "defer": Defer(source="unmatched", asked_by="no rule"),
     "deny": Deny("Nobody approved it.", by="default"),
 }
 
@@ -146,6 +146,7 @@ class InterceptorChain:
             decision,
             expires_in=self.options.expires_in if seconds is None else seconds,
             roles=decision.roles or (mark.roles if mark is not None else ()),
+            summary=_summary(decision.summary or (mark and mark.summary), call),
         )
         return _APPROVED_EARLIER if _is_approved(call, question, state) else question
 
@@ -162,7 +163,13 @@ class InterceptorChain:
         waiting = replace(
             self, options=replace(self.options, interceptor_timeout=seconds)
         )
-        shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
+        shown = replace(
+            call,
+            prompt=question.prompt or "",
+            summary=question.summary,
+            asked_by=question.asked_by,
+            roles=tuple(question.roles),
+        )
         answer = await waiting._ask(
             _asked_by(self.approver, self.options.authorize, run_id), shown
         )
@@ -178,7 +185,8 @@ class InterceptorChain:
             if (decision := await self._ask(ask, call)) is not None:
                 return _with_source(decision, self.interceptors, place)
         if (mark := self.marked(call.fully_qualified_name)) is not None:
-            return replace(mark, source=source_of("mark", mark.prompt, mark.roles))
+            source = source_of("mark", mark.prompt, mark.roles)
+            return replace(mark, source=source, asked_by="@requires_approval")
         return await self._call_callbacks(call) or self._defaults()
 
     async def _call_callbacks(self, call: ToolCall) -> Decision | None:
@@ -268,6 +276,17 @@ class InterceptorChain:
         return answer
 
 
+def _summary(template: str | None, call: ToolCall) -> str:
+    """Write what a call does; "" if that fails, and the call is shown without."""
+    try:
+        return (template or "").format_map(call.arguments)
+    except Exception:
+        _logger.warning(
+            "The summary %s does not fit a call's arguments.", shown(template)
+        )
+        return ""
+
+
 def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Decision:
     """Say where a question comes from: a policy's rule, or the interceptor by name and prompt.
 
@@ -283,6 +302,7 @@ def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Dec
     return replace(
         decision,
         source=source_of("interceptor", name, number, decision.prompt, decision.source),
+        asked_by=_name(interceptor),
     )
 
 

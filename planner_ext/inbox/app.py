@@ -406,6 +406,9 @@ class _Inbox:
         timeline = Timeline()
         unreadable = ""
         mark = (await self._marks()).waiting
+        approvals = await self._approvals()
+        by = _visitor_in(request).name
+        waiting = await approvals.pending(call.run_id, limit=PAGE)
         try:
             stored = await (await self._runs()).load(call.run_id)
             timeline = await asyncio.to_thread(stored.timeline)
@@ -415,6 +418,11 @@ class _Inbox:
             call,
             timeline,
             time.time(),
+            who=views.who_decides(
+                may=await approvals.may_decide(call, by=by),
+                is_checked=approvals.asks_hook,
+            ),
+            siblings=[one for one in waiting if one.id != call.id],
             unreadable=unreadable,
             fields=fields,
             problem=problem,

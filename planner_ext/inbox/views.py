@@ -4,7 +4,7 @@ Templates escape these texts for HTML and put nothing into them. No text that a 
 decides on is cut; the middle of a long one is folded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 from urllib.parse import quote, unquote, urlencode
@@ -48,6 +48,9 @@ class Waiting:
 
     Attributes:
         item: Its fingerprint and id, as the list's form returns them; see `item_of`.
+        about: The function's description.
+        summary: What the call does, in the application's words.
+        asked_by: The rule, mark or interceptor that asks.
         parts: The arguments; empty for a question.
         exact: They as JSON, which the fingerprint binds; "" for a question.
         question: The model's question, or the call's prompt.
@@ -65,6 +68,9 @@ class Waiting:
     run_href: str
     kind: Kind
     function: str
+    about: str
+    summary: str
+    asked_by: str
     parts: tuple[Part, ...]
     exact: str
     question: str
@@ -122,6 +128,8 @@ class ApprovalPage:
 
     Attributes:
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
+        who: Who may decide, and whether that is checked here.
+        siblings: The other calls that have to be decided before the run continues.
         refused: Decisions that were refused, the oldest first.
         unreadable: Why plan and conversation cannot be shown, or "".
         fields: The form; empty if the arguments cannot be edited.
@@ -133,6 +141,8 @@ class ApprovalPage:
     status: str
     is_open: bool
     decision: Decided | None
+    who: str
+    siblings: tuple[Waiting, ...]
     refused: tuple[Decided, ...]
     plan: str
     conversation: tuple[Turn, ...]
@@ -253,6 +263,9 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
         run_href=run_href(call.run_id),
         kind=kind,
         function=exact(call.fully_qualified_name),
+        about=visible((call.parameters or {}).get("description") or ""),
+        summary=visible(call.summary),
+        asked_by=visible(call.asked_by),
         parts=parts,
         exact="" if asks else exact_json(dict(call.arguments), indent=2),
         question=shown,
@@ -271,6 +284,15 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     )
 
 
+def who_decides(*, may: bool, is_checked: bool) -> str:
+    """Say whether the visitor may decide, and what checks that."""
+    if not may:
+        return "You may not decide this here: the application's hook refuses it, or is missing."
+    if is_checked:
+        return "You may: the application's hook allows it."
+    return "Whoever is signed in: no hook of the application checks it here."
+
+
 def is_editable(call: PendingApproval) -> bool:
     """Whether arguments may be edited: not of a call that may have taken effect."""
     return call.kind == "function" and not call.in_doubt
@@ -281,6 +303,8 @@ def approval_page(
     timeline: Timeline,
     now: float,
     *,
+    who: str = "",
+    siblings: Sequence[PendingApproval] = (),
     unreadable: str = "",
     fields: tuple[Field, ...] | None = None,
     problem: str = "",
@@ -292,6 +316,8 @@ def approval_page(
         call: The call or question.
         timeline: Empty if the run's journal cannot be read.
         now: Seconds since the epoch.
+        who: As in the page.
+        siblings: What else the run waits for.
         unreadable: Why the journal cannot be read.
         fields: The form with the person's input; None draws it from the call.
         problem: Why the person's decision was refused.
@@ -303,6 +329,8 @@ def approval_page(
         status="expired" if expired and call.status == "open" else call.status,
         is_open=call.status == "open" and not expired,
         decision=None if call.decision is None else _decided(call.decision, now),
+        who=who,
+        siblings=tuple(waiting_of(one, now) for one in siblings),
         refused=tuple(_decided(one, now) for one in call.refused),
         plan=visible(timeline.plan),
         conversation=tuple(conversation_of(timeline, now)),

@@ -80,6 +80,8 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
             "fingerprint": fingerprint,
             "expires_at": "1970-01-01T00:01:00+00:00",
             "prompt": "Sure?",
+            "summary": "",
+            "asked_by": "only.<locals>.interceptor",
             "in_doubt": False,
             "roles": [],
             "decision": None,
@@ -88,9 +90,10 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
                 "properties": {
                     "order": {"type": "string"},
                     "amount": {"type": "number"},
-                    "note": {"type": "string"},
+                    "note": {"type": "string", "default": ""},
                 },
                 "required": ["order", "amount"],
+                "description": "Pays money back.",
             },
         }
     ]

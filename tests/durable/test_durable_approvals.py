@@ -134,6 +134,7 @@ async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(
         "type": "object",
         "properties": {"amount": {"type": "integer"}},
         "required": ["amount"],
+        "description": "Pays.",
     }
     assert item.parameters == schema
 

@@ -142,7 +142,11 @@ FACTS: tuple[Fact, ...] = (
         repetition="e",
         further=(
             FurtherQuestion(
-                prompt="And you?", roles=("boss",), source="f", expires_in=60.0
+                prompt="And you?",
+                roles=("boss",),
+                source="f",
+                expires_in=60.0,
+                asked_by="a rule",
             ),
         ),
         fingerprint="f",
@@ -154,6 +158,8 @@ FACTS: tuple[Fact, ...] = (
         grant="grant_1",
         expires_at=9.5,
         prompt="?",
+        summary="Pays 1.",
+        asked_by="policy rule 1",
         final_answer="42",
         person=True,
         nested=True,

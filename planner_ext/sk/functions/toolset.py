@@ -299,8 +299,10 @@ class Tool:
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
         signature: ``name=digest`` of each declared parameter, joined by commas: of
             type, schema and default, not of descriptions.
-        schema, offer: JSON text of the parameters, and of the function in a request to
-            OpenAI; "" if that is not JSON.
+        schema: JSON text of the parameters for a person, with the function's description
+            and the defaults.
+        offer: JSON text of the function in a request to OpenAI; both are "" if that is
+            not JSON.
         blocks: Whether it is synchronous.
         restarts: Whether its call may start again, as declared by `effect`.
         asks_model: A prompt, an agent, or a function that takes the kernel or a
@@ -445,17 +447,18 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     offer = kernel_function_metadata_to_function_call_format(
         _without(hidden, function.metadata)
     )
+    defaults = {
+        str(one.name): text
+        for one in function.parameters
+        if one.name in parameters
+        and not one.is_required
+        and (text := _plain_text(one.default_value))
+    }
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
         required=frozenset(name for name, one in parameters.items() if one.required),
-        defaults={
-            str(one.name): text
-            for one in function.parameters
-            if one.name in parameters
-            and not one.is_required
-            and (text := _plain_text(one.default_value))
-        },
+        defaults=defaults,
         injected=filled,
         hidden=hidden,
         unasked=reserved.difference(own),
@@ -466,7 +469,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
-        schema=_json(offer["function"]["parameters"], ensure_ascii=True),
+        schema=_json(_explained(offer["function"], defaults), ensure_ascii=True),
         offer=_json(offer, ensure_ascii=False),
         blocks=of_method and not _is_lazy(method),
         restarts=effect is not None and effect.kind != "once",
@@ -474,6 +477,18 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         or not hidden.isdisjoint(("kernel", "service"))
         or agent_of(method) is not None,
     )
+
+
+def _explained(offer: Any, defaults: Mapping[str, str]) -> dict[str, Any]:
+    """Add the function's description and the defaults to the schema of its parameters."""
+    schema = offer["parameters"]
+    properties = {
+        name: {**one, "default": json.loads(defaults[name])}
+        if name in defaults
+        else one
+        for name, one in schema["properties"].items()
+    }
+    return {**schema, "properties": properties, "description": offer["description"]}
 
 
 def agent_of(method: Any) -> Any:

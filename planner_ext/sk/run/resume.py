@@ -307,7 +307,13 @@ class _DecisionFacts:
         ):
             return reviewed
         question, *others = (
-            Defer(one.prompt or None, one.expires_in, one.roles, source=one.source)
+            Defer(
+                one.prompt or None,
+                one.expires_in,
+                one.roles,
+                source=one.source,
+                asked_by=one.asked_by,
+            )
             for one in further
         )
         return Reviewed(decision=question, question=question, further=others)
