@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
+from uuid import uuid4
 
 from ag_ui.core import (
     PROTOCOL_VERSION,
@@ -17,6 +18,7 @@ from ag_ui.core import (
     RunFinishedCancelledOutcome,
     RunFinishedEvent,
     RunFinishedInterruptOutcome,
+    RunFinishedOutcome,
     RunFinishedSuccessOutcome,
     RunStartedEvent,
     StepFinishedEvent,
@@ -42,8 +44,9 @@ from planner_ext.core import facts
 from planner_ext.core.results import cut_text
 from planner_ext.core.state import State, path_of
 from planner_ext.core.values import Usage
-from planner_ext.engine.ports import TextDelta
+from planner_ext.engine.ports import ResultReady, TextDelta
 from planner_ext.engine.timeline import TimelineCall, TimelineReader
+from planner_ext.planner.run import PlannerEvent
 from planner_ext.sk.errors import (
     DecisionRefusedError,
     InvalidHistoryError,
@@ -78,14 +81,12 @@ class RunEvents:
         self._input = run_input
         self._tools = tools
         self._reader = TimelineReader()
-        self._is_replay = False
         self._used = Usage()
         self._step = ""
         self._open = ""
         self._last_text = ""
         self._said = 0
         self._shown = 0
-        self._notices = 0
         self._inside = dict[str, str]()
 
     @property
@@ -94,16 +95,17 @@ class RunEvents:
         return self._reader.state
 
     def replay(self, journal: Iterable[facts.Fact]) -> list[Message]:
-        """Read what happened before; return the messages that a front end had made of it."""
-        self._is_replay = True
+        """Read what happened before; return the messages after the first that a front end had made of it."""
         messages = _folded(event for fact in journal for event in self.read(fact))
-        self._is_replay = self.has_acted = False
+        self.has_acted = False
         self._used = self.state.usage
         self._step = ""
         return messages
 
-    def read(self, event: facts.Fact | TextDelta) -> Iterator[BaseEvent]:
+    def read(self, event: PlannerEvent) -> Iterator[BaseEvent]:
         """Translate what happened next."""
+        if isinstance(event, ResultReady):
+            return
         if isinstance(event, TextDelta):
             yield from self._in_step(event.iteration)
             yield from self._text(event.text)
@@ -119,9 +121,6 @@ class RunEvents:
 
     def _fact(self, fact: facts.Fact) -> Iterator[BaseEvent]:  # noqa: C901, PLR0912  (one case a fact)
         match fact:
-            case facts.RunStarted():
-                if self._is_replay:
-                    yield from _message(self._message_id, fact.goal, "user")
             case facts.MessageAdded(purpose="said"):
                 self._said += 1
                 if self._said > self._shown:
@@ -213,9 +212,7 @@ class RunEvents:
     def notice(self, text: str) -> Iterator[BaseEvent]:
         """Tell the user something that is no part of the run; "" is nothing."""
         if text:
-            self._notices += 1
-            id_ = f"{self._message_id}/{self._notices}"
-            yield from _message(id_, text, "assistant")
+            yield from _message(uuid4().hex, text, "assistant")
 
     # Calls.
 
@@ -287,7 +284,6 @@ class RunEvents:
         """Close the protocol's run at a pause or end, with what waits for this front end."""
         ended = self.state.ended
         yield from self._in_step(None)
-        yield from self._message_end()
         if ended is not None and ended.status == "incomplete":
             yield RunErrorEvent(
                 message=ended.reason or "The last reply was cut short.",
@@ -316,13 +312,7 @@ class RunEvents:
             },
         )
 
-    def _outcome(
-        self, pending: Sequence[ToolCall]
-    ) -> (
-        RunFinishedSuccessOutcome
-        | RunFinishedInterruptOutcome
-        | RunFinishedCancelledOutcome
-    ):
+    def _outcome(self, pending: Sequence[ToolCall]) -> RunFinishedOutcome:
         interrupts = [self._interrupt(call) for call in pending if not is_tool(call)]
         ended = self.state.ended
         if interrupts:
@@ -345,6 +335,11 @@ class RunEvents:
             expires_at=None if call.expires_at is None else call.expires_at.isoformat(),
             metadata={"planner_ext": _described(call)},
         )
+
+
+def opening(run_id: str, goal: str) -> Message:
+    """Return the message that begins a run."""
+    return UserMessage(id=f"{run_id}/0", content=goal)
 
 
 def _message(id_: str, text: str, role: Any) -> Iterator[BaseEvent]:

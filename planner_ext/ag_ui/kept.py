@@ -18,7 +18,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.ag_ui.events import RunEvents, error_event
+from planner_ext.ag_ui.events import RunEvents, error_event, opening
 from planner_ext.ag_ui.inputs import (
     answers_of,
     check_plugins,
@@ -33,7 +33,6 @@ from planner_ext.ag_ui.inputs import (
 from planner_ext.approval.decisions import Deny, ToolCall
 from planner_ext.durable.errors import ApprovalRefusedError, UnknownRunError
 from planner_ext.durable.listing import ENDS, PARKED
-from planner_ext.engine.ports import ResultReady
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.run.outcome import chat_history
@@ -176,9 +175,8 @@ class _Thread:
     ) -> AsyncGenerator[BaseEvent, None]:
         async with aclosing(handle.events(after=self.events.place)) as happened:
             async for fact in happened:
-                if not isinstance(fact, ResultReady):
-                    for event in self.events.read(fact):
-                        yield event
+                for event in self.events.read(fact):
+                    yield event
 
     async def _taken(self) -> "tuple[RunHandle[Any] | None, list[Message]]":
         """Take the input; return the run that begins or continues, and the conversation."""
@@ -187,8 +185,10 @@ class _Thread:
         for stored in turns:
             record = stored.record
             self.events = RunEvents(self.run_input, self.tools)
-            own = self.events.replay(stored.facts)
-            messages += own or [_opening(record.run_id, record.goal)]
+            messages += (
+                opening(record.run_id, record.goal),
+                *self.events.replay(stored.facts),
+            )
         if not turns or turns[-1].record.status in ENDS:
             await self._decide(())
             goal = self._new_text(messages)
@@ -196,7 +196,7 @@ class _Thread:
                 return None, messages
             run_id = self._name(len(turns) + 1)
             handle = await self._begun(run_id, goal)
-            return handle, [*messages, _opening(run_id, goal)]
+            return handle, [*messages, opening(run_id, goal)]
         record = turns[-1].record
         pending = await self._pending(record.run_id)
         await self._decide(pending)
@@ -286,11 +286,6 @@ class _Thread:
         if is_tool(call):
             return True
         return await self.client.approvals().may_decide(call, by=self.by)
-
-
-def _opening(run_id: str, goal: str) -> Message:
-    """Return the message that begins a run, as `RunEvents.replay` does."""
-    return UserMessage(id=f"{run_id}/0", content=goal)
 
 
 def _waiting(call: ToolCall) -> str:

@@ -16,7 +16,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.ag_ui.events import RunEvents, error_event
+from planner_ext.ag_ui.events import RunEvents, error_event, opening
 from planner_ext.ag_ui.inputs import (
     answers_of,
     check_plugins,
@@ -153,15 +153,16 @@ class _Thread:
         What the front end took for the result of a call that waits is left out.
         """
         own = self.events.replay(() if self.kept is None else self.kept.facts)
-        waiting = {*map(self.events.id_of, pending_calls(self.events.state))}
+        state = self.events.state
+        waiting = {*map(self.events.id_of, pending_calls(state))}
+        begun = [opening(state.run_id, state.goal)] if state.run_id else []
         given = {
             one.id: one
-            for one in self._input.messages
+            for one in self._input.messages or begun
             if not isinstance(one, ToolMessage) or one.tool_call_id not in waiting
         }
         for one in own:
-            if not given or not isinstance(one, UserMessage):
-                given.setdefault(one.id, one)
+            given.setdefault(one.id, one)
         return MessagesSnapshotEvent(messages=[*given.values()])
 
     def driven(
@@ -216,8 +217,8 @@ class _Thread:
 
     def shown(self, event: PlannerEvent) -> Iterator[BaseEvent]:
         """Translate an event; keep a run that waits before the front end can answer."""
+        yield from self.events.read(event)
         if not isinstance(event, ResultReady):
-            yield from self.events.read(event)
             return
         self._is_over = True
         result = event.result
