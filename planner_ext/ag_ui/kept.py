@@ -3,8 +3,9 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ag_ui.core import (
     BaseEvent,
@@ -31,7 +32,12 @@ from planner_ext.ag_ui.inputs import (
     with_tools,
 )
 from planner_ext.approval.decisions import Deny, ToolCall
-from planner_ext.durable.errors import ApprovalRefusedError, UnknownRunError
+from planner_ext.core.errors import EndedRunError
+from planner_ext.durable.errors import (
+    ApprovalRefusedError,
+    RunConflictError,
+    UnknownRunError,
+)
 from planner_ext.durable.listing import ENDS, PARKED
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.sk.errors import DecisionRefusedError
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from planner_ext.durable import (
         PendingApproval,
         RunHandle,
+        RunRecord,
         Runs,
         RunsClient,
         StoredRun,
@@ -119,6 +126,7 @@ async def ag_ui_kept_events(
         yield error_event(error)
 
 
+_Taken: TypeAlias = "tuple[RunHandle[Any] | None, list[Message]]"
 _MOST_PENDING = 1000
 _TOO_LATE = "The answer changed nothing: the call was decided before."
 _FAILED = "The run failed on the server. A message tries it again."
@@ -178,44 +186,60 @@ class _Thread:
                 for event in self.events.read(fact):
                     yield event
 
-    async def _taken(self) -> "tuple[RunHandle[Any] | None, list[Message]]":
+    async def _taken(self) -> "_Taken":
         """Take the input; return the run that begins or continues, and the conversation."""
-        turns = [stored async for stored in self._turns()]
         messages: list[Message] = []
-        for stored in turns:
-            record = stored.record
+        last: RunRecord | None = None
+        turns = 0
+        async for stored in self._turns():
+            last = stored.record
+            turns += 1
             self.events = RunEvents(self.run_input, self.tools)
-            messages += (
-                opening(record.run_id, record.goal),
-                *self.events.replay(stored.facts),
-            )
-        if not turns or turns[-1].record.status in ENDS:
-            await self._decide(())
-            goal = self._new_text(messages)
-            if goal is None:
-                return None, messages
-            run_id = self._name(len(turns) + 1)
-            handle = await self._begun(run_id, goal)
-            return handle, [*messages, opening(run_id, goal)]
-        record = turns[-1].record
-        pending = await self._pending(record.run_id)
+            messages.append(opening(last.run_id, last.goal))
+            messages += self.events.replay(stored.facts)
+        try:
+            if last is None or last.status in ENDS:
+                return await self._begun(self._name(turns + 1), messages)
+            return await self._continued(last, messages)
+        except (EndedRunError, RunConflictError):  # another window was first
+            return await self._taken()
+
+    async def _begun(self, run_id: str, messages: list[Message]) -> "_Taken":
+        """Begin a run that knows the conversation before it, if the user asks for one."""
+        await self._decide(())
+        goal = self._new_text(messages)
+        if goal is None:
+            return None, messages
+        before = [
+            *chat_history(self.events.state).messages,
+            *context_of(self.run_input),
+        ]
+        handle = await self.runs.start(
+            goal=goal,
+            run_id=run_id,
+            chat_history=ChatHistory(messages=before) if before else None,
+            **self.driving,
+        )
+        self.events = RunEvents(self.run_input, self.tools)
+        return handle, [*messages, opening(run_id, goal)]
+
+    async def _continued(self, run: "RunRecord", messages: list[Message]) -> "_Taken":
+        """Continue an unfinished run, with what the user answers and says."""
+        pending = await self._pending(run.run_id)
         await self._decide(pending)
         unread = [one.text for one in pending[0].said] if pending else []
         text = self._new_text([*messages, *self.events.unread(unread)])
-        if text is not None:
-            await self._say(record.run_id, text, pending)
+        if text is not None and await self._say(run.run_id, text, pending):
             unread.append(text)
         messages += self.events.unread(unread)
-        if record.status not in PARKED:
-            handle = await self.runs.start(
-                goal=record.goal, run_id=record.run_id, **self.driving
-            )
+        if run.status not in PARKED:
+            start = partial(self.runs.start, goal=run.goal)
         elif text is not None:
-            handle = await self.runs.resume(record.run_id, by=self.by, **self.driving)
+            start = partial(self.runs.resume, by=self.by)
         else:
             self.problems.append(_FAILED)
             return None, messages
-        return handle, messages
+        return await start(run_id=run.run_id, **self.driving), messages
 
     async def _turns(self) -> "AsyncIterator[StoredRun]":
         """Load the runs of the thread, in order."""
@@ -242,20 +266,6 @@ class _Thread:
         is_sent_again = is_unseen and taken.get(newest) == text
         return None if given[-1].id in taken or is_sent_again else text
 
-    async def _begun(self, run_id: str, goal: str) -> "RunHandle[Any]":
-        """Begin a run that knows the conversation before it."""
-        before = [
-            *chat_history(self.events.state).messages,
-            *context_of(self.run_input),
-        ]
-        self.events = RunEvents(self.run_input, self.tools)
-        return await self.runs.start(
-            goal=goal,
-            run_id=run_id,
-            chat_history=ChatHistory(messages=before) if before else None,
-            **self.driving,
-        )
-
     async def _pending(self, run_id: str) -> "list[PendingApproval]":
         return await self.client.approvals().pending(run_id, limit=_MOST_PENDING)
 
@@ -275,12 +285,17 @@ class _Thread:
 
     async def _say(
         self, run_id: str, text: str, pending: "Sequence[PendingApproval]"
-    ) -> None:
-        """Say a message to the run, which then waits for no tool of the front end."""
-        await self.client.say(run_id, text, by=self.by)
+    ) -> bool:
+        """Say a message to the run, which then waits for no tool of the front end; False if the user may not."""
+        try:
+            await self.client.say(run_id, text, by=self.by)
+        except ApprovalRefusedError as error:
+            self.problems.append(str(error))
+            return False
         left = Deny("the user continued without it", by=self.by or None)
         for call in filter(is_tool, pending):
             await self.client.approvals().decide(call.id, left)
+        return True
 
     async def _is_own(self, call: "PendingApproval") -> bool:
         if is_tool(call):

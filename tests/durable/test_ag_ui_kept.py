@@ -438,6 +438,40 @@ async def test_leaving_the_stream_leaves_the_run_running(store: str) -> None:
     assert texts(front) == [("user", "Go."), ("assistant", "Here.")]
 
 
+async def test_two_windows_may_write_at_once(store: str) -> None:
+    """One message begins the run, and the other is said to it, or begins the next one: neither is lost."""
+    world = World(store, lambda _: say("Hello."))
+    fronts = [FrontEnd(), FrontEnd()]
+    async with world.server() as runs:
+        ends = await asyncio.gather(
+            *(
+                world.run(runs, front, front.ask(f"I am {number}."))
+                for number, front in enumerate(fronts)
+            )
+        )
+        await world.run(runs, fronts[0], fronts[0].look())
+    assert [end.type.value for end in ends] == ["RUN_FINISHED"] * 2
+    said = sorted(text for role, text in texts(fronts[0]) if role == "user")
+    assert said == ["I am 0.", "I am 1."]
+
+
+@on_sqlite
+async def test_who_may_not_speak_to_a_run_reads_that(store: str) -> None:
+    """The message is not kept, nor in the next window."""
+
+    async def not_bob(request: DecisionRequest) -> bool:
+        return request.by != "bob" and await by_role(request)
+
+    world = World(store, refunds, approval=ApprovalSettings(authorize=not_bob))
+    front = FrontEnd()
+    async with world.server() as runs:
+        await world.run(runs, front, front.ask("Refund."), follow=False)
+        hurry = front.ask("Hurry.")
+        await world.run(runs, front, hurry, by="bob", follow=False)
+    assert ("user", "Hurry.") not in texts(front)
+    assert "the authorize hook does not allow it" in texts(front)[-2][1]
+
+
 @on_sqlite
 async def test_a_message_that_is_sent_again_is_taken_once(store: str) -> None:
     """By a front end that lost its connection before it saw anything; the same words later are a new message."""
