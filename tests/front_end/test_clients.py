@@ -42,18 +42,21 @@ STEPS: list[dict[str, Any]] = [
     {"answers": [APPROVE, APPROVE]},
     {"say": "Ask me."},
     {"answers": [{"answer": "The lamp."}]},
+    {"say": "Colour."},
+    {"result": "It is red."},
     {"say": "Loop."},
     {"say": "Fail."},
 ]
 ENDS = [
     *["success"] * 3,
     *["interrupt", "success"] * 5,
+    *["success"] * 2,
 ]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_client_understands_every_event(client: str, tmp_path: Path) -> None:
-    """Chat, tool, decisions, two interrupts, question, limit and fault: no event is refused, dropped or stripped."""
+    """Chat, tools, decisions, two interrupts, question, limit and fault: no event is refused, dropped or stripped."""
     async with desk(tmp_path / "runs.db") as service:
         told = await driven(client, service.agent, STEPS)
         (look,) = (await driven(client, service.agent, [{}]))["done"]
@@ -64,6 +67,7 @@ async def test_a_client_understands_every_event(client: str, tmp_path: Path) -> 
     assert fault["error"] == "The run failed on the server."
     assert service.shop.paid == [5.0, 3.0, 5.0, 7.0]
     assert len(done[9]["interrupts"]) == 2
+    assert done[-1]["messages"][-1]["content"] == "Done: It is red."
     sent = {kind for one in told["done"] for kind in one["types"]}
     assert sent == {
         *("RUN_STARTED", "MESSAGES_SNAPSHOT", "STEP_STARTED", "STEP_FINISHED"),

@@ -20,7 +20,7 @@ from semantic_kernel.functions import kernel_function
 from starlette.staticfiles import StaticFiles
 
 from planner_ext import Budget, requires_approval
-from planner_ext.ag_ui import ag_ui_kept_events
+from planner_ext.ag_ui import ag_ui_kept_events, defer_front_end_tools
 from planner_ext.durable import RetryPolicy
 from planner_ext.hitl_manager import ApprovalSettings, DecisionRequest
 from planner_ext.testing import (
@@ -100,6 +100,7 @@ GOALS: dict[str, ScriptedReply | Exception] = {
     "Pay.": PAY,
     "Pay both.": calls(PAY, call("shop-pay", {"amount": 7})),
     "Ask me.": call("UserInteraction-AskUser", {"question": "Which one?"}),
+    "Colour.": call("ag_ui-colour", {"colour": "red"}),
     "Loop.": call("shop-price", {"article": "bed"}),
     "Fail.": ServiceInvalidAuthError("at 10.0.0.7"),
     "Refund.": call("shop-refund", {"amount": 5}),
@@ -137,6 +138,7 @@ async def desk(store: Path, page: Path | None = None) -> AsyncGenerator[Desk]:
         approval=ApprovalSettings(authorize=by_role),
         budget=Budget(max_tool_calls=2, on_limit="stop"),
         max_clarifications=1,
+        interceptors=[defer_front_end_tools],
     )
     service = FastAPI()
     origins: list[str] = []
