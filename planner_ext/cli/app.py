@@ -199,7 +199,7 @@ def budgets(args: cli.BudgetArgs) -> Exit:
 add_group(
     "runs",
     "planner_ext.cli.runs",
-    "List, show, resume, fork, cancel, delete, move and back up runs.",
+    "List, show, resume, retry, fork, cancel, delete, move and back up runs.",
 )
 add_group(
     "approvals",

@@ -7,11 +7,12 @@ import getpass
 import json
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,6 +21,7 @@ from planner_ext.core.errors import InvalidLimitError
 
 if TYPE_CHECKING:
     from planner_ext.approval.policy import Grant
+    from planner_ext.durable.listing import RunFilters
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """In place of ``--store``: other users of the machine can read a command line."""
@@ -321,12 +323,14 @@ class SubmitArgs(ApprovalArgs, AppArgs):
             changes nothing. Default: a new name.
         argument: An argument of the application, as JSON or text; may be repeated. One
             that the worker's application sets itself is not replaced.
+        tag: A text by which to find the run; may be repeated.
     """
 
     goal: Goal
     store: Store
     run_id: Name = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
+    tag: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,15 +409,18 @@ class BudgetArgs:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunListArgs(ListArgs):
-    """Which runs to list.
+class FilterArgs:
+    """Which runs of a store.
 
     Attributes:
         status: Only runs that are queued, running, paused, failed, quarantined,
             answered, incomplete, limit_reached or stopped. May be repeated. Default:
-            all.
+            all; of a command that changes runs, those that it can change.
         goal: Only runs with this text in their goal.
         worker: Only runs that this worker drives.
+        function: Only runs whose model asked for this function, such as bank-pay.
+        error: Only runs with this text in their last fault.
+        tag: Only runs that were submitted with this tag.
         older_than: Only runs that have not changed for so long: 30d, 12h, 90m or 45s.
         newer_than: Only runs that changed within this time.
         created_after: Only runs created at this local time or later: 2026-01-31 or
@@ -424,10 +431,67 @@ class RunListArgs(ListArgs):
     status: Annotated[list[str] | None, typer.Option(metavar="STATUS")] = None
     goal: Words = None
     worker: Name = None
+    function: Name = None
+    error: Words = None
+    tag: Words = None
     older_than: Since = None
     newer_than: Since = None
     created_after: Moment = None
     created_before: Moment = None
+
+    def filters(self) -> "RunFilters":
+        """Return the filters that are given, besides the status."""
+        now = time.time()
+        times = {
+            "created_after": self.created_after and self.created_after.timestamp(),
+            "created_before": self.created_before and self.created_before.timestamp(),
+            "updated_after": _before(now, self.newer_than),
+            "updated_before": _before(now, self.older_than),
+        }
+        texts = {name: getattr(self, name) for name in _TEXT_FILTERS}
+        given = {
+            name: value
+            for name, value in {**texts, **times}.items()
+            if value is not None
+        }
+        return cast("RunFilters", given)
+
+
+_TEXT_FILTERS = ("goal", "worker", "function", "error", "tag")
+
+
+def _before(now: float, age: timedelta | None) -> float | None:
+    return None if age is None else now - age.total_seconds()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunListArgs(FilterArgs, ListArgs):
+    """Which runs to list."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ChosenArgs(FilterArgs, ActorArgs):
+    """The runs to act on: one by its name, or all that filters let pass.
+
+    Attributes:
+        run: The run's name; or give filters, such as --status.
+        dry_run: With filters: only say how many runs there are.
+        yes: With filters: do not ask first.
+    """
+
+    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default=False)] = None
+    store: Store
+    dry_run: bool = False
+    yes: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has_filters = bool(self.status or self.filters())
+        if (self.run is None) is not has_filters:
+            raise typer.BadParameter(
+                "give the name of one run, or filters such as --status failed for all that they let pass.",
+                param_hint="RUN",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

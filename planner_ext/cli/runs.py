@@ -4,8 +4,7 @@ Those that drive no run import no Semantic Kernel.
 """
 
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -37,6 +36,7 @@ from planner_ext.cli.text import (
 from planner_ext.core.errors import (
     InvalidJournalError,
     InvalidLimitError,
+    PlannerExtError,
     counted,
     shown,
 )
@@ -44,10 +44,10 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.text import one_line, printable
 from planner_ext.durable import RunRecord, RunResult, RunsClient, archive
 from planner_ext.durable.authorization import Doorkeeper
-from planner_ext.durable.listing import RunFilters
+from planner_ext.durable.listing import AT_REST, PARKED, UNFINISHED
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.sqlite import new_file
-from planner_ext.durable.store import opened_store
+from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.engine.document import read_file
 from planner_ext.readable.text import exact
 
@@ -75,6 +75,7 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
             run_id=args.run_id,
             arguments=_arguments(args.argument or ()),
             budget=budget,
+            tags=args.tag or (),
             **args.planner_options(),
         )
     print(submitted.run_id)
@@ -147,37 +148,95 @@ def _print_result(result: RunResult, store: str) -> None:
     console.say(spent_line(result), "dim")
 
 
-@command(group, exit_codes=DONE, name="budget")
-async def set_budget(
-    run: cli.RunName, store: cli.Store, limits: cli.LimitArgs, who: cli.ActorArgs
-) -> None:
-    """Change limits of a run that has not ended, also while a worker drives it.
+RUNS_EXIT_CODES = """\
+  0    done
+  1    the run had ended before, or you said no; nothing changed
+  2    the store or the run cannot be used; with filters: some of the runs
+"""
 
-    Its other limits stay; a queued run keeps those that it was submitted with. A run
+
+async def _act(
+    chosen: cli.ChosenArgs,
+    act: Callable[[RunsClient, JournalStore, str], Awaitable[bool]],
+    *,
+    statuses: Sequence[str],
+    done: str,
+    unchanged: str,
+) -> int:
+    """Act on the chosen runs, as far as each is allowed.
+
+    Args:
+        chosen: The runs.
+        act: Acts on one run; False if that changes nothing.
+        statuses: Those on which it acts if none is given.
+        done: What a run is then.
+        unchanged: What it was if nothing changed.
+    """
+    doorkeeper = Doorkeeper(authorize=await chosen.hooks())
+    async with opened_store(chosen.store, create=False) as store:
+        client = RunsClient(store, doorkeeper=doorkeeper)
+        if chosen.run is not None:
+            changed = await act(client, store, chosen.run)
+            what = f"is {done}." if changed else f"{unchanged}; nothing changed."
+            say(f"{exact(chosen.run)} {what}")
+            return ExitCode.ANSWERED if changed else ExitCode.NO_ANSWER
+        filters = chosen.filters()
+        status = chosen.status or statuses
+        number = await client.count(status=status, **filters)
+        if chosen.dry_run:
+            print(f"{counted(number, 'run')} would be {done}.")
+            return ExitCode.ANSWERED
+        question = f"{counted(number, 'run')} will be {done}. Continue?"
+        if number and not chosen.yes and not typer.confirm(question, err=True):
+            return ExitCode.NO_ANSWER
+        acted = 0
+        refused = 0
+        async for run_id in client.find(status=status, **filters):
+            try:
+                acted += await act(client, store, run_id)
+            except PlannerExtError as error:
+                refused += 1
+                Terminal(sys.stderr).complain(str(error))
+    print(f"{acted} of {counted(number, 'run')} {done}.")
+    return ExitCode.UNUSABLE if refused else ExitCode.ANSWERED
+
+
+@command(group, exit_codes=RUNS_EXIT_CODES, name="budget")
+def set_budget(chosen: cli.ChosenArgs, limits: cli.LimitArgs) -> Exit:
+    """Change limits of runs that have not ended, also while a worker drives them.
+
+    A run's other limits stay; a queued one keeps those that it was submitted with. One
     submitted without limits then has only these, and no longer those of the worker's
     planner: give all that it needs. Its consumption still counts: a limit that is used
     up ends it before its next step.
 
     Examples:
       planner-ext runs budget order-7 --store runs.db --max-iterations 30
+      planner-ext runs budget --store runs.db --tag nightly --max-cost 2
     """
     if not (given := limits.given()):
         raise InvalidLimitError(
             "Expected at least one limit, such as --max-iterations 30; got none."
         )
-    doorkeeper = Doorkeeper(authorize=await who.hooks())
-    async with opened_store(store, create=False) as opened:
-        stored, new, *_ = await opened.load_driven(run)
+
+    async def change(client: RunsClient, store: JournalStore, run: str) -> bool:
+        stored, new, *_ = await store.load_driven(run)
         if new is not None:
             limits_before = new.limits
         elif stored.facts:
             limits_before = fold_journal(run, stored.facts).rules.limits
         else:
             limits_before = stored.inputs.budget or Budget()
-        client = RunsClient(opened, doorkeeper=doorkeeper)
-        await client.set_budget(run, replace(limits_before, **given), by=who.by or "")
-    say(
-        f"{exact(run)} has another budget. A worker takes it before the run's next step."
+        budget = replace(limits_before, **given)
+        await client.set_budget(run, budget, by=chosen.by or "")
+        return True
+
+    return _act(
+        chosen,
+        change,
+        statuses=(*UNFINISHED, *PARKED),
+        done="given another budget, which its worker takes before the next step",
+        unchanged="",
     )
 
 
@@ -203,14 +262,7 @@ async def say_to_run(
     say(f"{exact(run)} reads it before its next request.")
 
 
-RUNS_EXIT_CODES = """\
-  0    done
-  1    the run had ended before; nothing changed
-  2    the store or the run cannot be used
-"""
-
-
-@command(group, exit_codes=RUNS_EXIT_CODES, name="list")
+@command(group, exit_codes=DONE, name="list")
 async def list_runs(args: cli.RunListArgs) -> None:
     """List runs, the latest change first, with their consumption and what they wait for.
 
@@ -218,19 +270,7 @@ async def list_runs(args: cli.RunListArgs) -> None:
       planner-ext runs list --store runs.db --status paused
       planner-ext runs list --store runs.db --status failed --status quarantined --newer-than 1d
     """
-    now = time.time()
-    filters: RunFilters = {
-        "goal": args.goal,
-        "worker": args.worker,
-        "created_after": args.created_after and args.created_after.timestamp(),
-        "created_before": args.created_before and args.created_before.timestamp(),
-        "updated_after": None
-        if args.newer_than is None
-        else now - args.newer_than.total_seconds(),
-        "updated_before": None
-        if args.older_than is None
-        else now - args.older_than.total_seconds(),
-    }
+    filters = args.filters()
     status = args.status or None
     async with opened_client(args.store) as client:
         with warnings_shown():
@@ -238,7 +278,7 @@ async def list_runs(args: cli.RunListArgs) -> None:
                 status=status, limit=args.limit, offset=args.offset, **filters
             )
         total = await client.count(status=status, **filters)
-    such = "such " if any(given is not None for given in filters.values()) else ""
+    such = "such " if filters else ""
     named = f" is {' or '.join(status)}" if status else ""
     none = f"No {such}run{named} in {store_name(args.store)}."
     rows = [
@@ -339,44 +379,72 @@ async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
     Terminal().print_line((f"{'oldest approval':<20}", "dim"), since)
 
 
+@command(group, exit_codes=RUNS_EXIT_CODES, name="retry")
+def retry_runs(chosen: cli.ChosenArgs) -> Exit:
+    """Let the workers of a store continue runs that failed or are in quarantine.
+
+    Examples:
+      planner-ext runs retry order-7 --store runs.db
+      planner-ext runs retry --store runs.db --error 429 --newer-than 1d --dry-run
+    """
+
+    async def retry(client: RunsClient, _: JournalStore, run: str) -> bool:
+        return await client.retry(run, by=chosen.by or "")
+
+    return _act(
+        chosen,
+        retry,
+        statuses=PARKED,
+        done="left to a worker",
+        unchanged="has not failed, and is not in quarantine",
+    )
+
+
 @command(group, exit_codes=RUNS_EXIT_CODES, name="cancel")
-async def cancel_run(
-    run: cli.RunName,
-    store: cli.Store,
-    who: cli.ActorArgs,
+def cancel_runs(
+    chosen: cli.ChosenArgs,
     reason: Annotated[str, typer.Option(metavar="TEXT")] = "",
-) -> int:
-    """End a run for good, in whichever process; no waiting call runs.
+) -> Exit:
+    """End runs for good, in whichever process; no waiting call runs.
 
     Examples:
       planner-ext runs cancel order-7 --store runs.db --reason 'too late'
+      planner-ext runs cancel --store runs.db --status paused --function bank-pay --yes
 
     Options:
         reason: Why, for the record.
     """
-    async with opened_client(store, who.hooks) as client:
-        ended = await client.cancel(run, by=who.by or "", reason=reason)
-    say(
-        f"{exact(run)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}"
+
+    async def cancel(client: RunsClient, _: JournalStore, run: str) -> bool:
+        return await client.cancel(run, by=chosen.by or "", reason=reason)
+
+    return _act(
+        chosen,
+        cancel,
+        statuses=(*UNFINISHED, *PARKED),
+        done="cancelled",
+        unchanged="had ended before",
     )
-    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
-@command(group, exit_codes=DONE, name="delete")
-async def delete_run(
-    run: cli.RunName, store: cli.Store, who: cli.ActorArgs, force: bool = False
-) -> None:
-    """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
+@command(group, exit_codes=RUNS_EXIT_CODES, name="delete")
+def delete_runs(chosen: cli.ChosenArgs, force: bool = False) -> Exit:
+    """Delete runs that have ended, failed or are in quarantine, with all their rows in the store.
 
     Examples:
       planner-ext runs delete order-7 --store runs.db
+      planner-ext runs delete --store runs.db --status stopped --tag test --dry-run
 
     Options:
         force: Delete a paused run, too; its waiting calls are never decided.
     """
-    async with opened_client(store, who.hooks) as client:
-        await client.delete(run, force=force, by=who.by or "")
-    say(f"{exact(run)} is deleted.")
+
+    async def delete(client: RunsClient, _: JournalStore, run: str) -> bool:
+        await client.delete(run, force=force, by=chosen.by or "")
+        return True
+
+    statuses = (*AT_REST, "paused") if force else AT_REST
+    return _act(chosen, delete, statuses=statuses, done="deleted", unchanged="")
 
 
 @command(group, exit_codes=DONE, name="prune")

@@ -24,6 +24,7 @@ from planner_ext.durable.inputs import (
     read_new_budget,
     read_said,
 )
+from planner_ext.durable.listing import joined_tags
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
@@ -45,6 +46,7 @@ _RUN = (
     "inputs",
     "new_budget",
     "said",
+    "tags",
 )
 _DECISIONS = "id", "fingerprint", "decision", "decided_at"
 _REFUSALS = "id", "decision", "problem", "at"
@@ -64,8 +66,8 @@ _LATEST = 1e11
 _NOT_DERIVED = ("queued", "failed", "quarantined")
 """The statuses of a run that its journal does not say."""
 _ADD_RUN = """
-    INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at, problem, inputs, new_budget, said)
-    VALUES (:run_id, :goal, 'running', :created_at, :updated_at, :problem, :inputs, :new_budget, :said)
+    INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at, problem, inputs, new_budget, said, tags)
+    VALUES (:run_id, :goal, 'running', :created_at, :updated_at, :problem, :inputs, :new_budget, :said, :tags)
 """
 _SET_ASIDE = "UPDATE planner_runs SET status = :status, problem = :problem WHERE run_id = :run_id"
 _MAKE_DUE = """
@@ -196,6 +198,7 @@ async def fork_run(
         "inputs": None if written is None else json.loads(written),
         "new_budget": None,
         "said": None,
+        "tags": joined_tags(stored.record.tags),
     }
     steps = await _journal_steps(new_run_id, facts)
     # nothing waits in a fork, and what was decided binds to the first run
@@ -281,7 +284,7 @@ def _row(
             row[column] = _time(value)
         elif column in _JSON:
             row[column] = None if value is None else json.dumps(value)
-        elif isinstance(value, str) or (value is None and column == "said"):
+        elif isinstance(value, str) or (value is None and column in ("said", "tags")):
             row[column] = value
         else:
             raise TypeError(f"{column} is not a text")

@@ -146,7 +146,8 @@ CREATE_TABLES: tuple[str, ...] = (
         cost DOUBLE PRECISION,
         inputs TEXT,
         new_budget TEXT,
-        said TEXT
+        said TEXT,
+        tags TEXT
     )
     """,
     """
@@ -253,6 +254,7 @@ running one. ``problem``: its last fault, or why it is in quarantine. ``retries`
 ``progress``: the replies and results in its journal when the last one was counted.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
 ``said``: messages that it shall take, a line each, the oldest first; null without one.
+``tags``: each between line breaks; null without one.
 ``told_at``: when `Runs.due` last named the run, by the database's time; null once a
 worker has claimed it.
 

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypedDict, cast
@@ -21,7 +21,9 @@ ENDS = ("answered", "incomplete", "limit_reached", "stopped")
 AT_REST = (*PARKED, *ENDS)
 """The statuses of runs that only a `resume` continues; they may be deleted."""
 
-STATUSES = ("queued", "running", "paused", *AT_REST)
+UNFINISHED = ("queued", "running", "paused")
+
+STATUSES = (*UNFINISHED, *AT_REST)
 """The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
 
 OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
@@ -58,6 +60,10 @@ class RunFilters(TypedDict, total=False):
         goal: A text that the goal contains; ASCII letters match in upper and lower
             case.
         worker: The name or unique id of the worker that drives the run.
+        function: The fully qualified name of a function that its model asked for.
+        error: A text that its last fault contains, as ``goal``; a run that is driven
+            again has none.
+        tag: One of its tags.
         created_after: When it was created, at the earliest, in seconds since the epoch.
         created_before: Before this time.
         updated_after: When it was last updated, at the earliest.
@@ -66,6 +72,9 @@ class RunFilters(TypedDict, total=False):
 
     goal: str | None
     worker: str | None
+    function: str | None
+    error: str | None
+    tag: str | None
     created_after: float | None
     created_before: float | None
     updated_after: float | None
@@ -107,6 +116,10 @@ class StoreMarks:
 _CONDITIONS = {
     "goal": "LOWER(goal) LIKE :goal ESCAPE '!'",
     "worker": "owner || '/' LIKE :worker ESCAPE '!'",
+    "function": "EXISTS (SELECT 1 FROM planner_journal AS asked WHERE asked.run_id = planner_runs.run_id "
+    "AND REPLACE(fact, :function, '') <> fact)",
+    "error": "LOWER(problem) LIKE :error ESCAPE '!'",
+    "tag": "REPLACE(tags, :tag, '') <> tags",
     "created_after": "created_at >= :created_after",
     "created_before": "created_at < :created_before",
     "updated_after": "updated_at >= :updated_after",
@@ -156,14 +169,10 @@ def _checked_statuses(given: object) -> Sequence[str]:
 
 
 def _checked_value(name: str, given: object) -> Value:
-    if name in ("goal", "worker"):
+    if name in _TEXTS:
         if not isinstance(given, str):
             raise StoreError(f"{name} must be a text; got {shown(given)}.")
-        return (
-            f"%{_escaped(json.dumps(given)[1:-1].lower())}%"
-            if name == "goal"
-            else f"{_escaped(given)}/%"
-        )
+        return _TEXTS[name](given)
     if (
         isinstance(given, bool)
         or not isinstance(given, int | float)
@@ -178,6 +187,26 @@ def _checked_value(name: str, given: object) -> Value:
 def _escaped(text: str) -> str:
     """Escape what has a meaning in a LIKE pattern."""
     return re.sub("([!%_])", r"!\1", text)
+
+
+def _contained(text: str) -> str:
+    return f"%{_escaped(json.dumps(text)[1:-1].lower())}%"
+
+
+_TEXTS: Mapping[str, Callable[[str], str]] = {
+    "goal": _contained,
+    "worker": lambda name: f"{_escaped(name)}/%",
+    # As `CallDecided` is written: no text of a model reads so in it.
+    "function": lambda name: f'"function":{json.dumps(name)},"kind":',
+    "error": _contained,
+    "tag": lambda tag: joined_tags([tag]) or "",
+}
+"""What each filter by a text compares with."""
+
+
+def joined_tags(tags: Iterable[str]) -> str | None:
+    """Join tags, which have no line breaks, to the value of their column."""
+    return "".join(f"\n{tag}\n" for tag in tags) or None
 
 
 def with_waits(

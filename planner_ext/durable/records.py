@@ -68,6 +68,7 @@ class RunRecord:
         iterations: The round trips charged to it, up to its last reply; so are
             ``tool_calls``, ``tokens`` and ``cost``.
         cost: In the unit of its price; None if unknown.
+        tags: What it was tagged with when it began.
         waits_for: In a list: the functions of the first open calls, with the roles of
             those who may decide, "an answer" for a question, and how many more there
             are; a worker; or the next try. "" elsewhere.
@@ -87,6 +88,7 @@ class RunRecord:
     tool_calls: int = 0
     tokens: int = 0
     cost: float | None = None
+    tags: tuple[str, ...] = ()
     waits_for: str = ""
 
     @property
@@ -109,6 +111,7 @@ class RunRecord:
                 read_moment(values[name])
             for name in ("retries", "deaths", "iterations", "tool_calls", "tokens"):
                 values[name] = int(values[name])
+            values["tags"] = tuple((values["tags"] or "").split("\n")[1:-1:2])
             for name in ("run_id", "status", "owner"):
                 values[name] = (
                     None
@@ -126,6 +129,8 @@ RUN_COLUMNS = tuple(
 
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 """The name of a run."""
+
+TAG = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
 @frozen

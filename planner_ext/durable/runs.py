@@ -49,6 +49,7 @@ from planner_ext.durable.listing import (
     RunStats,
     Statuses,
     StoreMarks,
+    joined_tags,
 )
 from planner_ext.durable.notices import (
     Listener,
@@ -69,6 +70,7 @@ from planner_ext.durable.options import (
 )
 from planner_ext.durable.records import (
     RUN_ID,
+    TAG,
     PendingApproval,
     RunRecord,
     StoredRun,
@@ -238,6 +240,19 @@ class RunsClient:
             self._store, run_id, by=by, reason=reason, clock=self._clock
         )
 
+    async def retry(self, run_id: str, *, by: str = "") -> bool:
+        """Let a worker continue a run that failed or is in quarantine; False if it is neither.
+
+        Raises:
+            UnknownRunError: If the store has no such run.
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
+        """
+        await self._check("retry", run_id, by)
+        if await self._store.revive(run_id, at=self._clock.now()):
+            return True
+        await self._store.record(run_id)  # says that there is no such run
+        return False
+
     async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
         """Delete a run that has ended, failed or is in quarantine, with all rows about it.
 
@@ -309,6 +324,19 @@ class RunsClient:
         return await self._store.runs(
             now=now, status=status, limit=limit, offset=offset, **filters
         )
+
+    def find(
+        self, *, status: Statuses = None, **filters: Unpack[RunFilters]
+    ) -> AsyncGenerator[str]:
+        """Name the runs that the filters of `list` let pass, to act on each: `retry`, `cancel`, `delete`.
+
+        Used as ``async for run_id in runs.find(status="failed", error="429")``. Each
+        run is named once, in the order of names, even if it changes meanwhile.
+
+        Raises:
+            StoreError: If a filter is invalid.
+        """
+        return self._store.find(status=status, **filters)
 
     async def stats(self) -> RunStats:
         """Count the runs, and read the age of the oldest approval; milliseconds with 100,000 runs."""
@@ -396,6 +424,7 @@ class RunsClient:
         budget: Budget | None = None,
         interceptors: Sequence[Interceptor] = (),
         approval: ApprovalSettings | None = None,
+        tags: Sequence[str] = (),
     ) -> "SubmittedRun":
         """Queue a run for a worker that `Runs.work`s; submitting it again returns the existing run.
 
@@ -411,6 +440,7 @@ class RunsClient:
                 `ApprovalPolicy`: compared as data, a function by its name.
             approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have,
                 besides this client's hook.
+            tags: Texts of one line by which to find a new run; see `RunFilters.tag`.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or an argument or
@@ -421,7 +451,7 @@ class RunsClient:
         """
         guards = self._guards(interceptors, approval or ApprovalSettings())
         inputs = RunInputs(arguments=arguments or {}, budget=budget, guards=guards)
-        name, _ = await self._create(goal, run_id, owner=None, inputs=inputs)
+        name, _ = await self._create(goal, run_id, owner=None, inputs=inputs, tags=tags)
         return SubmittedRun(self, name)
 
     def _guards(
@@ -515,6 +545,7 @@ class RunsClient:
         *,
         owner: str | None,
         inputs: RunInputs | None = None,
+        tags: Sequence[str] = (),
     ) -> tuple[str, RunRecord | None]:
         """Create a run, queued if it has inputs; return its name, and the existing run of this name."""
         _check_goal(goal)
@@ -522,10 +553,19 @@ class RunsClient:
         status, text = (
             ("running", None) if inputs is None else ("queued", inputs.to_json())
         )
-        at = self._clock.now()
-        if await self._store.create(
-            name, goal, owner=owner, at=at, status=status, inputs=text
-        ):
+        for tag in tags:
+            expected = "a tag must be 1 to 200 characters, without control characters"
+            checked_name(tag, TAG, expected)
+        created = await self._store.create(
+            name,
+            goal,
+            owner=owner,
+            at=self._clock.now(),
+            status=status,
+            inputs=text,
+            tags=joined_tags(tags),
+        )
+        if created:
             return name, None
         if (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
@@ -742,6 +782,7 @@ class Runs(RunsClient):
         arguments: Any = None,
         chat_history: Any = None,
         streaming: bool = False,
+        tags: Sequence[str] = (),
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
@@ -761,6 +802,7 @@ class Runs(RunsClient):
                 store keeps it with a run that begins.
             streaming: Whether to stream requests, for the text in `RunHandle.events`;
                 without effect on a run that is driven here already.
+            tags: As for `submit`.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or the planner is
@@ -774,7 +816,7 @@ class Runs(RunsClient):
             messages = tuple(map(dump_message, chat_history.messages))
             inputs = RunInputs(before=messages)
         name, before = await self._create(
-            goal, run_id, owner=self.worker_id, inputs=inputs
+            goal, run_id, owner=self.worker_id, inputs=inputs, tags=tags
         )
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))
@@ -846,8 +888,7 @@ class Runs(RunsClient):
         self, record: RunRecord, asking: RunsClient, *, by: str = ""
     ) -> None:
         if record.status in PARKED:
-            await asking._check("retry", record.run_id, by)
-            await self._store.revive(record.run_id, at=self._clock.now())
+            await asking.retry(record.run_id, by=by)
 
     async def recover(
         self,

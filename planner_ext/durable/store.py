@@ -308,11 +308,12 @@ class JournalStore:
         at: float,
         status: Literal["queued", "running"] = "running",
         inputs: str | None = None,
+        tags: str | None = None,
     ) -> bool:
         """Insert a run; False if the name is taken."""
         statement = """
-            INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs)
-            VALUES (:run_id, :goal, :status, :owner, :at, :at, :inputs)
+            INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs, tags)
+            VALUES (:run_id, :goal, :status, :owner, :at, :at, :inputs, :tags)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
         values: dict[str, Value] = {
@@ -321,7 +322,7 @@ class JournalStore:
             "owner": owner,
             "at": at,
         }
-        values |= {"status": status, "inputs": inputs}
+        values |= {"status": status, "inputs": inputs, "tags": tags}
         hints = self.database.hints if owner is None else ()
         rows = await self.database.transact((statement, values), *hints)
         return bool(rows[0])
@@ -433,6 +434,21 @@ class JournalStore:
         return await self._number(
             f"SELECT COUNT(*) FROM planner_runs {where}", **values
         )
+
+    async def find(
+        self, *, status: Statuses = None, **filters: Unpack[RunFilters]
+    ) -> AsyncGenerator[str]:
+        """Name the runs that filters let pass, each once, whatever changes meanwhile."""
+        where, values = where_clause(status, filters)
+        statement = f"""
+            SELECT run_id FROM planner_runs {where} {"AND" if where else "WHERE"} run_id > :last
+            ORDER BY run_id LIMIT :limit
+        """
+        last = ""
+        while rows := await self._rows(statement, **values, last=last, limit=_PAGE):
+            for (run_id,) in rows:
+                yield str(run_id)
+            last = str(rows[-1][0])
 
     async def stats(self, now: float) -> RunStats:
         """Read the numbers of the store, from indexes."""
@@ -638,14 +654,14 @@ class JournalStore:
         rows = await self.database.transact((statement, values), *told)
         return bool(rows[0])
 
-    async def revive(self, run_id: str, *, at: float) -> None:
-        """Set a failed or quarantined run to running."""
+    async def revive(self, run_id: str, *, at: float) -> bool:
+        """Set a failed or quarantined run to running; False if it is neither."""
         statement = """
             UPDATE planner_runs
             SET status = 'running', wake_at = NULL, problem = NULL, retries = 0, deaths = 0, updated_at = :at
-            WHERE run_id = :run_id AND status IN ('failed', 'quarantined')
+            WHERE run_id = :run_id AND status IN ('failed', 'quarantined') RETURNING run_id
         """
-        await self._rows(statement, run_id=run_id, at=at)
+        return bool(await self._rows(statement, run_id=run_id, at=at))
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
         """Return the seconds since a worker's heartbeat, and its lease; None without a row."""
