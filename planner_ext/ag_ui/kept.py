@@ -38,7 +38,6 @@ from planner_ext.durable.errors import (
     RunConflictError,
     UnknownRunError,
 )
-from planner_ext.durable.listing import ENDS, PARKED
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.run.outcome import chat_history
@@ -198,7 +197,7 @@ class _Thread:
             messages.append(opening(last.run_id, last.goal))
             messages += self.events.replay(stored.facts)
         try:
-            if last is None or last.status in ENDS:
+            if last is None or self.events.state.ended is not None:
                 return await self._begun(self._name(turns + 1), messages)
             return await self._continued(last, messages)
         except (EndedRunError, RunConflictError):  # another window was first
@@ -232,7 +231,7 @@ class _Thread:
         if text is not None and await self._say(run.run_id, text, pending):
             unread.append(text)
         messages += self.events.unread(unread)
-        if run.status not in PARKED:
+        if run.unfinished:
             start = partial(self.runs.start, goal=run.goal)
         elif text is not None:
             start = partial(self.runs.resume, by=self.by)

@@ -548,6 +548,21 @@ async def test_who_is_vouched_for_is_vouched_for_at_the_worker(
 
 
 @on_sqlite
+async def test_who_may_decide_is_known_before_the_decision(
+    store: str, tmp_path: Path
+) -> None:
+    """The hook is asked as for an approval; nothing is decided, and no refusal is recorded."""
+    await drive(store, tmp_path, authorize=of_staff)
+    async with Approvals.connect(store, authorize=of_staff) as approvals:
+        (waiting,) = await approvals.pending("a")
+        assert await approvals.may_decide(waiting, by="ann")
+        assert not await approvals.may_decide(waiting, by="bo")
+        assert await approvals.pending("a") == [waiting]
+        assert await approvals.refused("a") == []
+    async with Approvals.connect(store) as approvals:
+        assert not await approvals.may_decide(waiting, by="ann")
+
+
 async def test_roles_without_a_hook_are_never_decided(
     store: str, tmp_path: Path
 ) -> None:
