@@ -79,6 +79,8 @@ _UNREADABLE = 500, "The run cannot be read"
 _VISITOR = "planner_ext.visitor"
 """The visitor's key in a request's scope."""
 
+_EDITS = ("look", "edit")
+"""An edit is looked at, then decided on."""
 _PAST = {"approve": "approved", "deny": "denied"}
 """The decisions on many calls."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -400,6 +402,7 @@ class _Inbox:
         *,
         status: int = 200,
         fields: tuple[Field, ...] | None = None,
+        edited: Mapping[str, Any] | None = None,
         problem: str = "",
         typed: Mapping[str, str] | None = None,
     ) -> Response:
@@ -425,6 +428,7 @@ class _Inbox:
             siblings=[one for one in waiting if one.id != call.id],
             unreadable=unreadable,
             fields=fields,
+            edited=edited,
             problem=problem,
             typed=typed,
         )
@@ -440,7 +444,7 @@ class _Inbox:
         fields = None
         try:
             _check_shown(call, form.get("fingerprint", ""))
-            if form.get("decision") == "edit" and views.is_editable(call):
+            if form.get("decision") in _EDITS and views.is_editable(call):
                 given = {
                     key: text
                     for key, text in form.items()
@@ -457,6 +461,10 @@ class _Inbox:
                         fields=fields,
                         problem=problem,
                         typed=typed,
+                    )
+                if not _was_seen(form, call, arguments):
+                    return await self._approval_page(
+                        request, call, fields=fields, edited=arguments, typed=typed
                     )
                 decision = Approve(
                     arguments=arguments, by=by, fingerprint=call.fingerprint
@@ -646,6 +654,12 @@ def _check_shown(call: PendingApproval, fingerprint: str) -> None:
         raise ApprovalRefusedError(
             "The call has changed since this page was loaded. Check it, and decide again. Nothing was changed."
         )
+
+
+def _was_seen(form: Form, call: PendingApproval, arguments: Mapping[str, Any]) -> bool:
+    """Whether an edit is decided on: if its form showed changes, they are its changes."""
+    seen = form.get("looked_at") or views.edit_digest(call, arguments)
+    return form.get("decision") == "edit" and seen == views.edit_digest(call, arguments)
 
 
 def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from planner_ext.core.values import frozen
 from planner_ext.engine.schemas import argument_problem, read_json
-from planner_ext.readable.text import exact, visible
+from planner_ext.readable.text import exact, is_shown_whole, visible
 
 FieldKind: TypeAlias = Literal[
     "text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"
@@ -183,8 +183,8 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a text has no invisible character, and a browser returns it unchanged."""
-    return isinstance(value, str) and "\r" not in value and visible(value) == value
+    """Whether a field shows all of a text; a browser changes carriage returns."""
+    return isinstance(value, str) and is_shown_whole(value)
 
 
 def _is_line(value: Any) -> bool:
@@ -196,7 +196,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=2 if isinstance(value, dict | list) else None)
+    """Write JSON that can be read; in ASCII if it has characters that are not seen."""
+    indent = 2 if isinstance(value, dict | list) else None
+    written = json.dumps(value, ensure_ascii=False, indent=indent)
+    return written if is_shown_whole(written) else json.dumps(value, indent=indent)
 
 
 _KINDS: dict[str, FieldKind] = {

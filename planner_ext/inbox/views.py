@@ -6,12 +6,12 @@ decides on is cut; the middle of a long one is folded.
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlencode
 
 from starlette.requests import Request
 
-from planner_ext.approval.decisions import DecisionRecord
+from planner_ext.approval.decisions import DecisionRecord, digest_of
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import frozen
 from planner_ext.durable.records import PendingApproval
@@ -133,6 +133,8 @@ class ApprovalPage:
         refused: Decisions that were refused, the oldest first.
         unreadable: Why plan and conversation cannot be shown, or "".
         fields: The form; empty if the arguments cannot be edited.
+        changes: What the visitor's edit changes; None before they have looked at it.
+        looked_at: Digest of the edit that `changes` shows.
         problem: Why this visitor's decision was refused, or "".
         typed: This visitor's input, by the names in `TYPED`.
     """
@@ -148,6 +150,8 @@ class ApprovalPage:
     conversation: tuple[Turn, ...]
     unreadable: str = ""
     fields: tuple[Field, ...] = ()
+    changes: tuple[Part, ...] | None = None
+    looked_at: str = ""
     problem: str = ""
     typed: Mapping[str, str]
 
@@ -284,6 +288,11 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     )
 
 
+def edit_digest(call: PendingApproval, edited: Mapping[str, Any]) -> str:
+    """Digest an edit that was looked at: another one is looked at first."""
+    return digest_of(call.fully_qualified_name, edited)
+
+
 def who_decides(*, may: bool, is_checked: bool) -> str:
     """Say whether the visitor may decide, and what checks that."""
     if not may:
@@ -307,6 +316,7 @@ def approval_page(
     siblings: Sequence[PendingApproval] = (),
     unreadable: str = "",
     fields: tuple[Field, ...] | None = None,
+    edited: Mapping[str, Any] | None = None,
     problem: str = "",
     typed: Mapping[str, str] | None = None,
 ) -> ApprovalPage:
@@ -320,6 +330,7 @@ def approval_page(
         siblings: What else the run waits for.
         unreadable: Why the journal cannot be read.
         fields: The form with the person's input; None draws it from the call.
+        edited: The person's valid edit, to look at.
         problem: Why the person's decision was refused.
         typed: The person's input.
     """
@@ -340,6 +351,8 @@ def approval_page(
         )
         if is_editable(call)
         else (),
+        changes=None if edited is None else changes_of(call.arguments, edited),
+        looked_at="" if edited is None else edit_digest(call, edited),
         problem=visible(problem),
         typed={name: (typed or {}).get(name, "") for name in TYPED},
     )

@@ -119,7 +119,7 @@ def test_a_blank_optional_field_is_not_given() -> None:
         ("text", "a\u202eb"),
         ("text", "a\u200bb"),
         ("text", "a\r\nb"),
-        ("text", "a    b"),
+        ("text", "a" + " " * 41 + "b"),
         ("text", "\x00"),
         ("text", "\ud800"),
         ("text", 7),
@@ -139,6 +139,27 @@ def test_what_a_field_cannot_hold_is_edited_as_json(name: str, value: Any) -> No
     assert field.value.isascii() and all(
         char == "\n" or char.isprintable() for char in field.value
     )
+
+
+@each_of(
+    "text",
+    [
+        "def f():\n\tif x:\n        return 1\n",
+        "سلام، می‌شود",
+        "⚠️ 👨‍👩‍👧",
+        "a\u00e9\n\nb",
+    ],
+)
+def test_a_text_is_edited_as_text(text: str) -> None:
+    """Code with its indents, every script, and emoji: the field holds them as they are."""
+    field = by_name(drawn_form(PARAMETERS, {**GIVEN, "text": text}))["text"]
+    assert (field.kind, field.value) == ("text", text)
+
+
+def test_letters_stay_letters_in_json() -> None:
+    """An object is edited in the letters of its language."""
+    field = by_name(drawn_form(PARAMETERS, {**GIVEN, "json": {"שם": 1}}))["json"]
+    assert "שם" in field.value
 
 
 def test_without_parameters_all_arguments_are_one_json_object() -> None:
