@@ -21,8 +21,8 @@ PACKAGE = Path(SPEC.submodule_search_locations[0])
 
 FLOORS: dict[str, float] = {
     "core": 0,
-    "readable": 0.5,
     "approval": 1,
+    "readable": 1.5,
     "engine": 2,
     "timeline": 2,
     "durable": 2.5,

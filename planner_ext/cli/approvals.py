@@ -349,11 +349,7 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
         Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
         Text(f"    {_question(call) or exact(call.fully_qualified_name)}"),
         *(Text("      ") + line for line in parts),
-        Text(
-            f"    {visible(call.prompt)}"
-            if call.kind == "function" and call.prompt
-            else ""
-        ),
+        *(Text(f"    {text}") for text in _words(call)),
         Text(
             f"    for {', '.join(map(exact, call.roles))} to decide"
             if call.roles
@@ -370,6 +366,12 @@ def _arguments(console: Terminal, call: PendingApproval, *, fold: bool) -> list[
     return drawn_parts(console, parts_of(call.arguments, call.parameters), fold=fold)
 
 
+def _words(call: PendingApproval) -> list[str]:
+    """Return what the call does, and what is asked about it, in the application's words."""
+    prompt = "" if call.kind == "question" else call.prompt
+    return [visible(text) for text in (call.summary, prompt) if text]
+
+
 def _question(call: PendingApproval) -> str:
     """Return the model's question; "" for a call."""
     if call.kind == "function":
@@ -382,7 +384,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
     if question := _question(call):
         console.print_line((question, "bold"))
     called = {
-        "question": visible(call.prompt),
+        "question": "\n".join(_words(call)),
         "function": exact(call.fully_qualified_name),
     }
     rows = {
@@ -390,6 +392,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         "goal": printable(call.goal),
         **({} if question else called),
         "call": exact(call.id),
+        "rule": exact(call.asked_by),
         "roles": ", ".join(map(exact, call.roles)),
         "in doubt": "it had started when its process died, and may have taken effect"
         if call.in_doubt

@@ -60,7 +60,7 @@ def wrapped(
     return [first, *(Text(" " * indent) + line for line in more)]
 
 
-def with_note(lines: Folded, noun: str) -> list[Text]:
+def with_note(lines: Folded[Text], noun: str) -> list[Text]:
     """Join the lines of what is folded, with a note in place of its middle."""
     note = Text(f"[ ... {len(lines.middle):,} {noun} are not shown here ... ]", "dim")
     return [*lines.head, *([note] if lines.middle else ()), *lines.tail]

@@ -29,7 +29,7 @@ from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.readable.parts import folded, parts_of
-from planner_ext.readable.text import exact, exact_json, visible
+from planner_ext.readable.text import exact, exact_json, visible, visible_line
 
 _RAN = get_args(facts.FunctionOutcome)
 """The outcomes of a function that was started."""
@@ -357,9 +357,10 @@ def print_pending(
     """
     width = console.text_width - _FRAME_CELLS
     asks = call.kind == "question"
+    said = "\n".join(filter(None, (call.summary, call.prompt)))
     prompt = [
         line
-        for text in visible(call.prompt).split("\n")
+        for text in visible(said).split("\n")
         for line in wrapped(console, Text(console.encodable(text), "bold"), width)
     ]
     arguments = list[Text]()
@@ -378,8 +379,9 @@ def print_pending(
             arguments = with_note(rest, "lines")
             is_whole = is_whole and not question.middle and not rest.middle
     facts = {
-        "function": "" if asks else exact(call.fully_qualified_name),
+        "function": "" if asks else _function_text(call),
         "call": f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}",
+        "rule": exact(call.asked_by),
         "roles": ", ".join(map(exact, call.roles)),
         "open until": moment_text(call.expires_at) if call.expires_at else "",
     }
@@ -395,9 +397,15 @@ def print_pending(
         )
     ]
     title = "The model asks you" if asks else "A call waits for your decision"
-    body = Text("\n").join([*(prompt if call.prompt else ()), *arguments, *rows])
+    body = Text("\n").join([*(prompt if said else ()), *arguments, *rows])
     console.print_framed(body, f"{title}, and {more} more" if more else title, "yellow")
     return not is_whole
+
+
+def _function_text(call: ToolCall) -> str:
+    about = visible_line((call.parameters or {}).get("description") or "")
+    name = exact(call.fully_qualified_name)
+    return f"{name}: {about}" if about else name
 
 
 def print_answer(

@@ -112,10 +112,19 @@ class RunNotice:
     where: str
     at: datetime
 
+    @property
+    def text(self) -> str:
+        """The notice for a person, as plain text: the goal, and what waits with its arguments."""
+        from planner_ext.readable.plain import notice_text  # noqa: PLC0415  (only to notify)
+
+        state = f"{self.status}: {self.problem}" if self.problem else self.status
+        return notice_text(f"{self.goal}\n{state}", self.pending)
+
     def as_dict(self) -> dict[str, Any]:
-        """Convert the notice to JSON values; times are in ISO format."""
+        """Convert the notice to JSON values, with its text; times are in ISO format."""
         return {
             **asdict(self),
+            "text": self.text,
             "at": self.at.isoformat(),
             "pending": [call.as_dict() for call in self.pending],
         }

@@ -123,7 +123,7 @@ class WorkerOptions(TypedDict, total=False):
         on_failed: As ``on_paused``, when a run has failed or was quarantined.
         notify: A URL to which all these notices are posted as JSON, by Standard
             Webhooks (standardwebhooks.com): ``https://...``, or ``http://...`` within a
-            trusted network. Headers: ``webhook-id``, the notice's id, and
+            trusted network. ``text`` has the notice for a person. Headers: ``webhook-id``, the notice's id, and
             ``webhook-timestamp``, seconds since the epoch. A response of 2xx takes the
             notice; a redirection is not followed. Neither the URL's path nor the key is
             logged.

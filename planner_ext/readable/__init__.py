@@ -4,6 +4,6 @@
     parts         a call's arguments as a list of parts, and what an edit changes in them
     html, plain   the parts drawn for a page and for a notice; the command line has its own
 
-Imports nothing above the core. Without Pygments code has no colours; without ``emoji``
-the joiners in emoji are marked, too.
+Without Pygments code has no colours; without ``emoji`` the joiners in emoji are marked,
+too.
 """

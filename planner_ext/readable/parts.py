@@ -266,7 +266,7 @@ _OTHER_VALUE = re.compile(r'["\[{\d+.-]|(?:true|false|null|none)$', re.IGNORECAS
 def _text_lines(text: str, language: str = "") -> list[Line]:
     tokens = _tokens(text, language)
     starts = [*accumulate((len(token) for token, _ in tokens), initial=0)]
-    kinds = [kind for _, kind in tokens]
+    kinds: list[PieceKind] = [kind for _, kind in tokens]
     lines = list[Line]()
     place = 0
     for line in text.split("\n"):
@@ -332,11 +332,11 @@ def _tokens(text: str, language: str) -> list[tuple[str, PieceKind]]:
         token.Literal.Number: "number",
         token.Comment: "comment",
     }
-    lexer: Any = lexers.get_lexer_by_name(language)
-    found: list[tuple[str, PieceKind]] = [
-        (part, next((color for kind, color in colors.items() if type_ in kind), ""))
-        for _, type_, part in lexer.get_tokens_unprocessed(text)
-    ]
+    lexer: Any = cast("Any", lexers).get_lexer_by_name(language)
+    found = list[tuple[str, PieceKind]]()
+    for _, type_, part in lexer.get_tokens_unprocessed(text):
+        of_kind = (color for kind, color in colors.items() if type_ in kind)
+        found.append((part, next(of_kind, "")))
     return found if "".join(part for part, _ in found) == text else whole
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from planner_ext.approval.decisions import ToolCall
 from planner_ext.readable.parts import (
     Line,
     Part,
@@ -9,9 +10,10 @@ from planner_ext.readable.parts import (
     folded,
     marks_text,
     numbered,
+    parts_of,
     plain,
 )
-from planner_ext.readable.text import has_right_to_left, visible
+from planner_ext.readable.text import exact, has_right_to_left, visible
 
 _ISOLATE = "\N{FIRST STRONG ISOLATE}"
 _END_ISOLATE = "\N{POP DIRECTIONAL ISOLATE}"
@@ -20,6 +22,19 @@ _END_ISOLATE = "\N{POP DIRECTIONAL ISOLATE}"
 def text_of(parts: Iterable[Part]) -> str:
     """Draw parts as text; the middle of a long one is counted only."""
     return "\n".join(line for part in parts for line in _lines(part))
+
+
+def notice_text(head: str, calls: Iterable[ToolCall]) -> str:
+    """Write what waits under a heading, a paragraph for each call or question."""
+    return "\n\n".join([visible(head), *map(_paragraph, calls)])
+
+
+def _paragraph(call: ToolCall) -> str:
+    asks = call.kind == "question"
+    name = "A question of the model" if asks else exact(call.fully_qualified_name)
+    arguments = "" if asks else text_of(parts_of(call.arguments, call.parameters))
+    said = (visible(call.summary), visible(call.prompt), arguments)
+    return "\n".join(filter(None, (name, *said, f"id: {exact(call.id)}")))
 
 
 def isolated(piece: Piece, part: Part) -> str:
