@@ -3,10 +3,12 @@
 import asyncio
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext, redirect_stdout
 from dataclasses import replace
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -308,16 +310,22 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
             "bold",
         )
     )
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False
-    )
-    table.add_column("situation", no_wrap=True)
-    for option in comparison.options:
-        name = Text(option.short.replace(" ", "\n"), "bold" if option.corrected else "")
-        table.add_column(name, justify="right", overflow="fold")
-    for script in comparison.scripts:
-        table.add_row(script.name, *map(faults, comparison.of_script(script.key)))
-    console.print(table)
+    columns = [
+        [_head(option), *map(faults, comparison.of_option(option.key))]
+        for option in comparison.options
+    ]
+    situations = [Text("situation"), *(Text(one.name) for one in comparison.scripts)]
+    for some in _fitting(columns, console.width - _width(situations)):
+        table = Table(
+            box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False
+        )
+        heads, *rows = zip(situations, *some, strict=True)
+        table.add_column(heads[0], no_wrap=True)
+        for head in heads[1:]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     names = ", ".join(
         f"{option.short}: {option.name}"
         for option in comparison.options
@@ -329,6 +337,31 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
         f"{fine}  nothing wrong\n{names}"
     )
     console.print(Padding(Text(legend, _QUIET), (0, 0, 1, 2)))
+
+
+def _head(option: OptionInfo) -> Text:
+    """Head a column with a word a line."""
+    words = option.short.replace(" ", "\n")
+    return Text(words, "bold" if option.corrected else "")
+
+
+def _width(column: Sequence[Text]) -> int:
+    return max(cell_len(line) for cell in column for line in cell.plain.split("\n"))
+
+
+def _fitting(columns: Sequence[list[Text]], width: int) -> Iterator[list[list[Text]]]:
+    """Divide columns among tables, so that no word and no sign is broken."""
+    some = list[list[Text]]()
+    left = width
+    for column in columns:
+        needed = _width(column) + 1
+        if some and needed > left:
+            yield some
+            some = []
+            left = width
+        some.append(column)
+        left -= needed
+    yield some
 
 
 def _print_verdict(console: Console, comparison: Comparison) -> None:

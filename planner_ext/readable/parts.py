@@ -335,8 +335,8 @@ def _tokens(text: str, language: str) -> list[tuple[str, PieceKind]]:
     lexer: Any = cast("Any", lexers).get_lexer_by_name(language)
     found = list[tuple[str, PieceKind]]()
     for _, type_, part in lexer.get_tokens_unprocessed(text):
-        of_kind = (color for kind, color in colors.items() if type_ in kind)
-        found.append((part, next(of_kind, "")))
+        color = next((colors[kind] for kind in colors if type_ in kind), "")
+        found.append((part, cast("PieceKind", color)))
     return found if "".join(part for part, _ in found) == text else whole
 
 
