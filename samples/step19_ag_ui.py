@@ -45,7 +45,7 @@ async def agent(run_input: RunAgentInput) -> StreamingResponse:
     encoder = EventEncoder()
     user = "ann"  # in earnest, who is signed in; their name in the run's keeps other users out
     run_id = f"{user}:{run_input.thread_id}"
-    follow = "follow" in (run_input.forwarded_props or ())  # of the page, while only others can decide
+    follow = 20.0 if "follow" in (run_input.forwarded_props or ()) else 0.0  # of the page, while only others can decide
     runs = service.state.runs
     events = ag_ui_kept_events(runs, planner, kernel, run_input, run_id=run_id, by=user, follow=follow)
     return StreamingResponse((encoder.encode(event) async for event in events), media_type=encoder.get_content_type())

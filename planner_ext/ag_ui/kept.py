@@ -1,5 +1,6 @@
 """`ag_ui_kept_events`: a window on the runs of a thread, which a store keeps."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ async def ag_ui_kept_events(
     run_id: str | None = None,
     by: str = "",
     arguments: KernelArguments | None = None,
-    follow: bool = False,
+    follow: float = 0.0,
 ) -> AsyncGenerator[BaseEvent, None]:
     """Show the runs of a thread that a store keeps to an AG-UI front end; see the module.
 
@@ -72,8 +73,9 @@ async def ag_ui_kept_events(
     without is a window on what is there, after a reload or beside the inbox.
 
     Where only others may decide what waits, a text says who, and the stream ends, so
-    that the chat stays usable. A second request that stays open, with ``follow``, shows
-    when the run continues.
+    that the chat stays usable. A second request, with ``follow``, shows when the run
+    continues. Keep it shorter than a proxy's patience, and than that of a server that
+    leaves; the front end repeats it.
 
     Args:
         runs: The store.
@@ -86,8 +88,8 @@ async def ag_ui_kept_events(
             decisions and messages. A call is an interrupt only where the ``authorize``
             hooks of planner and store let this user decide it.
         arguments: The application's arguments; never stored.
-        follow: Whether the stream stays open while only others can decide, and goes on
-            once they have.
+        follow: Seconds for which the stream stays open while only others can decide; it
+            goes on once they have.
 
     Yields:
         The events: ``RUN_STARTED``, ``MESSAGES_SNAPSHOT`` with the whole thread, what
@@ -151,7 +153,7 @@ class _Thread:
     events: RunEvents
     problems: list[str] = field(default_factory=list[str])
 
-    async def happening(self, *, follow: bool) -> AsyncGenerator[BaseEvent, None]:
+    async def happening(self, *, follow: float) -> AsyncGenerator[BaseEvent, None]:
         """Take the input, and yield what happens."""
         yield self.events.started()
         handle, messages = await self._taken()
@@ -160,6 +162,7 @@ class _Thread:
             yield event
         own: Sequence[PendingApproval] = ()
         waited_for = ""
+        deadline = asyncio.get_running_loop().time() + follow
         while handle is not None:
             async with aclosing(self._until_pause(handle)) as events:
                 async for event in events:
@@ -171,9 +174,9 @@ class _Thread:
                 waited_for = others
                 for event in self.events.notice(others):
                     yield event
-            if self.events.state.ended or own or (pending and not follow):
+            is_over = self.events.state.ended or own or (pending and not follow)
+            if is_over or not await _is_due(handle, deadline if pending else None):
                 break
-            await handle.due()
         for event in self.events.finished(own):
             yield event
 
@@ -300,6 +303,16 @@ class _Thread:
         if is_tool(call):
             return True
         return await self.client.approvals().may_decide(call, by=self.by)
+
+
+async def _is_due(handle: "RunHandle[Any]", deadline: float | None) -> bool:
+    """Wait until a run can continue; False if it cannot by then."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            await handle.due()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _waiting(call: ToolCall) -> str:

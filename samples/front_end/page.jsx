@@ -70,21 +70,22 @@ function Card({ interrupt, resolve }) {
 }
 
 // While only others can decide what waits, a second connection shows when they have; the chat stays usable.
+const onlyOthersDecide = ({ event, outcome }) =>
+  outcome === "success" && event.metadata.planner_ext.status === "paused";
+
 function useFollowing() {
   const { copilotkit } = useCopilotKit();
   useEffect(() => {
     let watch;
     const reconnect = () => (watch.abortRun(), copilotkit.connectAgent({ agent }));
+    const follow = () => {
+      watch = new KeptAgent({ url, threadId: thread });
+      const onRunFinishedEvent = (end) => (onlyOthersDecide(end) ? follow() : reconnect());
+      watch.runAgent({ forwardedProps: { follow: true } }, { onToolCallResultEvent: reconnect, onRunFinishedEvent });
+    };
     const subscription = agent.subscribe({
       onRunInitialized: () => watch?.abortRun(),
-      onRunFinishedEvent: ({ event, outcome }) => {
-        if (outcome !== "success" || event.metadata.planner_ext.status !== "paused") return;
-        watch = new KeptAgent({ url, threadId: thread });
-        watch.runAgent(
-          { forwardedProps: { follow: true } },
-          { onToolCallResultEvent: reconnect, onRunFinishedEvent: reconnect },
-        );
-      },
+      onRunFinishedEvent: (end) => onlyOthersDecide(end) && follow(),
     });
     return () => (subscription.unsubscribe(), watch?.abortRun());
   }, [copilotkit]);

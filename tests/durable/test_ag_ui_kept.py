@@ -98,7 +98,7 @@ class World:
         self, runs: Runs, run_input: RunAgentInput, by: str = "eve", **options: Any
     ) -> AsyncGenerator[BaseEvent, None]:
         """Begin a run of the protocol, which follows what others decide."""
-        given: dict[str, Any] = {"by": by, "follow": True, **options}
+        given: dict[str, Any] = {"by": by, "follow": 60.0, **options}
         return ag_ui_kept_events(runs, self.planner, self.kernel, run_input, **given)
 
     async def run(
@@ -208,10 +208,10 @@ async def test_an_answer_of_who_may_not_decide_is_refused_in_words(store: str) -
     world = World(store, refunds)
     employee, manager = FrontEnd(), FrontEnd()
     async with world.server() as runs:
-        await world.run(runs, employee, employee.ask("Refund."), follow=False)
+        await world.run(runs, employee, employee.ask("Refund."), follow=0.0)
         await world.run(runs, manager, manager.look(), by="mia")
         forged = manager.answer(APPROVE)
-        await world.run(runs, employee, forged, follow=False)
+        await world.run(runs, employee, forged, follow=0.0)
         assert "the authorize hook does not allow it" in texts(employee)[-2][1]
         assert texts(employee)[-1][1] == WAITS
         assert world.shop.paid == []
@@ -231,7 +231,7 @@ async def test_what_is_typed_while_a_call_waits_is_said_to_the_run(store: str) -
         async with Approvals.connect(store) as approvals:
             (item,) = await approvals.pending()
             assert [(one.text, one.by) for one in item.said] == [("Hurry.", "eve")]
-        await world.run(runs, other, other.look(), follow=False)
+        await world.run(runs, other, other.look(), follow=0.0)
         assert texts(other)[:3] == [*THREAD[:2], ("user", "Hurry.")]
         await world.decide(Approve(by="mia"))
         front.take([*seen, *[event async for event in open_window]])
@@ -407,13 +407,24 @@ async def test_a_chat_stays_usable_while_others_decide(store: str) -> None:
     world = World(store, refunds)
     front = FrontEnd()
     async with world.server() as runs:
-        end = await world.run(runs, front, front.ask("Refund."), follow=False)
+        end = await world.run(runs, front, front.ask("Refund."), follow=0.0)
         assert end.outcome.type == "success"
         assert texts(front)[-1] == ("assistant", WAITS)
         await world.decide(Approve(by="mia"))
         await runs.wait("thread")
-        await world.run(runs, front, front.look(), follow=False)
+        await world.run(runs, front, front.look(), follow=0.0)
     assert texts(front) == THREAD
+
+
+@on_sqlite
+async def test_a_stream_that_follows_ends_after_its_time(store: str) -> None:
+    """As one that does not follow: a server that leaves, or a proxy, waits for it no longer."""
+    world = World(store, refunds)
+    front = FrontEnd()
+    async with world.server() as runs:
+        end = await world.run(runs, front, front.ask("Refund."), follow=0.05)
+    assert end.metadata["planner_ext"]["status"] == "paused"
+    assert texts(front)[-1] == ("assistant", WAITS)
 
 
 @on_sqlite
@@ -465,9 +476,9 @@ async def test_who_may_not_speak_to_a_run_reads_that(store: str) -> None:
     world = World(store, refunds, approval=ApprovalSettings(authorize=not_bob))
     front = FrontEnd()
     async with world.server() as runs:
-        await world.run(runs, front, front.ask("Refund."), follow=False)
+        await world.run(runs, front, front.ask("Refund."), follow=0.0)
         hurry = front.ask("Hurry.")
-        await world.run(runs, front, hurry, by="bob", follow=False)
+        await world.run(runs, front, hurry, by="bob", follow=0.0)
     assert ("user", "Hurry.") not in texts(front)
     assert "the authorize hook does not allow it" in texts(front)[-2][1]
 
@@ -481,9 +492,9 @@ async def test_a_message_that_is_sent_again_is_taken_once(store: str) -> None:
         sent = front.ask("Refund.")
         async with aclosing(world.stream(runs, sent)) as events:
             await until(events, WAITS)
-        await world.run(runs, front, sent, follow=False)
+        await world.run(runs, front, sent, follow=0.0)
         assert [one for one in texts(front) if one[0] == "user"] == [THREAD[0]]
-        await world.run(runs, front, front.ask("Refund."), follow=False)
+        await world.run(runs, front, front.ask("Refund."), follow=0.0)
     assert [one for one in texts(front) if one[0] == "user"] == [THREAD[0]] * 2
 
 

@@ -155,7 +155,7 @@ async def desk(store: Path, page: Path | None = None) -> AsyncGenerator[Desk]:
         @service.post("/agent")
         async def agent(run_input: RunAgentInput) -> StreamingResponse:
             encoder = EventEncoder()
-            follow = "follow" in (run_input.forwarded_props or ())
+            follow = 0.5 if "follow" in (run_input.forwarded_props or ()) else 0.0
             events = ag_ui_kept_events(
                 runs, planner, kernel, run_input, by="eve", follow=follow
             )
