@@ -275,6 +275,7 @@ LOOP = ("", "core", "approval", "engine", "sk", "planner")
 """The parts of the package that the planner may load: neither stores nor pages, neither tools nor the other doors."""
 BESIDE_THE_LOOP = {
     "approval.policy": "only for a policy",
+    "approval.record": "only to list a run's decisions",
     "engine.activation": "only for a run from a store",
     "engine.shared": "only for shared budgets",
     "engine.telemetry": "only where somebody traces",

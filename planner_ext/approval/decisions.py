@@ -33,15 +33,9 @@ from planner_ext.core.errors import (
 )
 from planner_ext.core.facts import (
     CallDecided,
-    Clarified,
-    Fact,
-    ModelReplied,
-    Place,
-    place_of_fact,
-    unwrapped,
+    Panel,
 )
 from planner_ext.core.marks import mark_on, markable, put_mark
-from planner_ext.core.state import ASK_USER, path_of
 from planner_ext.core.values import RequestedCall, frozen
 
 
@@ -132,6 +126,8 @@ class Defer:
         summary: What the call does, in a format of its arguments; see
             `requires_approval`.
         source: Digest of who asks, and what; set by the gate, as is ``asked_by``.
+        panel: How many decide, and who later; set by a policy's rule. Only a store
+            counts votes.
     """
 
     prompt: str | None = None
@@ -140,6 +136,7 @@ class Defer:
     summary: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True, repr=False, compare=False)
     asked_by: str = field(default="", kw_only=True, repr=False, compare=False)
+    panel: Panel = field(default=Panel(), kw_only=True, repr=False)
 
 
 Decision: TypeAlias = Approve | Deny | Supply | Defer
@@ -671,42 +668,6 @@ class DecisionRecord:
         return asdict(self) | {"at": self.at.isoformat()}
 
 
-def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
-    """List the decisions of a run in the order in which they were taken."""
-    found: list[DecisionRecord] = []
-    calls: dict[Place, tuple[RequestedCall, ...]] = {}
-    before: dict[tuple[Place, int, int], CallDecided] = {}
-    for fact in facts:
-        place = place_of_fact(fact)
-        record: DecisionRecord | None = None
-        match unwrapped(fact):
-            case ModelReplied() as reply:
-                calls[place] = reply.calls
-            case CallDecided(iteration=iteration, index=index) as decided:
-                again = before.get((place, iteration, index))
-                before[place, iteration, index] = decided
-                # A recovery records a decision again.
-                repeated = (
-                    again is not None and replace(again, at=decided.at) == decided
-                )
-                if not repeated:
-                    record = record_of(decided, calls[place][index])
-            case Clarified(answer=str(answer)) as answered:
-                record = _answer(answered, answer, calls.get(place, ()))
-            case _:
-                pass
-        if record is not None and place:
-            around = (
-                calls[place[:depth]][index].id
-                for depth, (_, index, _) in enumerate(place)
-            )
-            names = [*around, record.call]
-            record = replace(record, call="/".join(map(path_of, names)))
-        if record is not None:
-            found.append(record)
-    return tuple(found)
-
-
 def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
     """Read a decision from a fact; None if the call was answered or run without one."""
     kind: DecisionKind
@@ -747,23 +708,6 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
 def question_id(iteration: int) -> str:
     """Return the id under which an iteration's plain reply is shown as a call."""
     return f"question_{iteration}"
-
-
-def _answer(
-    fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]
-) -> DecisionRecord:
-    return DecisionRecord(
-        call=question_id(fact.iteration)
-        if fact.index is None
-        else calls[fact.index].id,
-        fully_qualified_name=ASK_USER,
-        kind="supply" if fact.denied is None else "deny",
-        by=fact.by,
-        at=datetime.fromtimestamp(fact.at, UTC),
-        requested={"question": fact.question},
-        reason=fact.denied or "",
-        result=answer if fact.denied is None else None,
-    )
 
 
 def json_object(text: str) -> Mapping[str, Any] | None:

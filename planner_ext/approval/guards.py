@@ -24,6 +24,11 @@ class Policy(ABC):
     def is_plain(self) -> bool:
         """Whether `normal_form` says all that it does."""
 
+    @property
+    @abstractmethod
+    def needs_store(self) -> bool:
+        """Whether only a store can ask its questions: of several persons, or of others later."""
+
     @abstractmethod
     def by_rule(self, call: ToolCall) -> Decision | None:
         """Decide a call by the rules alone."""

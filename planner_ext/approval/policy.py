@@ -32,6 +32,7 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.guards import Policy
 from planner_ext.core.errors import PlannerExtError, nearest, shown
+from planner_ext.core.facts import Panel
 
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT)]
@@ -127,6 +128,15 @@ class ApprovalRule(_Data):
         reason: What the model reads of a denial, and a person of a question.
         expires_in: Seconds after which a question expires; None uses the run's setting.
         roles: Who may decide a question, see `ApprovalSettings`.
+        quorum: How many persons have to approve the call before it runs, for ``ask``.
+            One is enough to deny it, to supply its result, or to edit it, after which
+            the vote starts anew.
+        escalates_in: Seconds after which a question that is still open asks
+            ``escalates_to`` in place of ``roles``. A vote from before counts only if
+            ``authorize`` lets its author decide now, too.
+        escalates_to: The roles from then on.
+
+    A quorum, and an escalation, need a kept run: see `planner_ext.durable.Approvals`.
     """
 
     plugin: str = "*"
@@ -139,11 +149,30 @@ class ApprovalRule(_Data):
     reason: str = ""
     expires_in: _Seconds | None = None
     roles: list[_NonEmpty] = Field(default_factory=list[str])
+    quorum: Annotated[int, Field(ge=1)] = 1
+    escalates_in: _Seconds | None = None
+    escalates_to: list[_NonEmpty] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
     def _has_roles_for_a_question(self) -> Self:
         if self.roles and self.action != "ask":
             raise ValueError(f"roles are for the action ask; this one is {self.action}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_panel_for_a_question(self) -> Self:
+        if self.panel != Panel() and self.action != "ask":
+            raise ValueError(
+                f"quorum and escalation are for the action ask; this one is {self.action}"
+            )
+        if (self.escalates_in is None) != (not self.escalates_to):
+            raise ValueError(
+                "escalates_in and escalates_to go together, such as escalates_in: 14400 and escalates_to: [lead]"
+            )
+        if (self.escalates_in or 0) >= (self.expires_in or LONGEST_WAIT):
+            raise ValueError(
+                f"escalates_in must be below expires_in, {self.expires_in:g}: nobody is asked after that"
+            )
         return self
 
     @model_validator(mode="after")
@@ -157,6 +186,15 @@ class ApprovalRule(_Data):
                 "after is for the actions ask and deny; this one is allow: put such a rule before the allow rule"
             )
         return self
+
+    @property
+    def panel(self) -> Panel:
+        """@private How many decide its question, and who later."""
+        return Panel(
+            quorum=self.quorum,
+            escalates_in=self.escalates_in,
+            escalates_to=tuple(self.escalates_to),
+        )
 
     def names(self, plugin: str, function: str) -> bool:
         """@private Return whether the rule is for a function, with any arguments."""
@@ -325,6 +363,7 @@ class ApprovalPolicy(_Data, Policy):
                         roles=tuple(rule.roles),
                         source=source,
                         asked_by=f"policy rule {number}",
+                        panel=rule.panel,
                     )
                 return _decision(
                     rule.action, rule.reason_for(call), f"policy rule {number}"
@@ -342,6 +381,11 @@ class ApprovalPolicy(_Data, Policy):
     def is_plain(self) -> bool:
         """@private Whether no class of the application decides in its own way."""
         return type(self) is ApprovalPolicy
+
+    @property
+    def needs_store(self) -> bool:
+        """@private Whether a rule has a quorum or an escalation."""
+        return any(rule.panel != Panel() for rule in self.rules)
 
     def normal_form(self) -> dict[str, Any]:
         """@private Convert what the policy decides to JSON values: equal policies give equal values.

@@ -15,7 +15,7 @@ from planner_ext.approval.decisions import (
     record_of,
 )
 from planner_ext.core.errors import UnusableCheckpointError, shown
-from planner_ext.core.facts import CallDecided, ModelReplied
+from planner_ext.core.facts import CallDecided, ModelReplied, Panel
 from planner_ext.core.state import (
     ASK_USER,
     Call,
@@ -59,7 +59,14 @@ def _whether_again(state: State, call: Call) -> CallDecided:
     own = fingerprint_of(
         state.run_id, fact.iteration, fact.call_id, fact.digest, fact.signature
     )
-    return replace(fact, expires_at=None, prompt=IN_DOUBT_PROMPT, fingerprint=own)
+    panel = Panel(quorum=fact.panel.quorum)
+    return replace(
+        fact,
+        expires_at=None,
+        prompt=IN_DOUBT_PROMPT,
+        fingerprint=own,
+        panel=panel,
+    )
 
 
 def questions_of(state: State) -> Iterator[tuple[int | None, Call]]:

@@ -296,6 +296,8 @@ def _effect(call: PendingApproval, decision: Decision) -> str:
             return "is left without an answer"
         case Approve(arguments=None):
             return f"is approved with the arguments shown: {name} will run with {exact_json(dict(call.arguments))}"
+        case Approve() if call.quorum > 1:
+            return "is edited, and not checked yet: it will wait anew, without votes"
         case Approve(arguments=arguments):
             return (
                 f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "
@@ -330,6 +332,14 @@ def decision_text(record: DecisionRecord) -> str:
     return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
 
 
+def escalation_text(call: PendingApproval) -> str:
+    """Say when a call asks others, or that it does; "" if it never will."""
+    if call.escalates_at is None:
+        return ""
+    to = ", ".join(map(exact, call.escalates_to))
+    return f"{'since' if call.is_escalated else 'at'} {moment_text(call.escalates_at)}, to {to}"
+
+
 def said_text(message: SaidMessage) -> str:
     """Show what was said to the run while its call waits."""
     by = exact(message.by) or "an unnamed person"
@@ -355,6 +365,7 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
             if call.roles
             else ""
         ),
+        Text(f"    approved by {exact(call.tally)}" if call.tally else ""),
         *(Text(f"    {said_text(one)}") for one in call.said),
         Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
         Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
@@ -394,6 +405,8 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         "call": exact(call.id),
         "rule": exact(call.asked_by),
         "roles": ", ".join(map(exact, call.roles)),
+        "approved by": exact(call.tally),
+        "escalates": escalation_text(call),
         "in doubt": "it had started when its process died, and may have taken effect"
         if call.in_doubt
         else "",

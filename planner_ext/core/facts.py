@@ -263,11 +263,26 @@ class CallFact(EventLine):
 
 
 @frozen
+class Panel:
+    """How many must approve a call, and who is asked in place of its roles once it has waited.
+
+    Attributes:
+        quorum: The number of persons.
+        escalates_in: Seconds from the question on; None: never.
+        escalates_to: The roles from then on.
+    """
+
+    quorum: int = 1
+    escalates_in: float | None = None
+    escalates_to: tuple[str, ...] = ()
+
+
+@frozen
 class FurtherQuestion:
     """A question about a deferred call that is put when those before it are answered.
 
     Attributes:
-        prompt, roles, source, asked_by: As in `CallDecided`.
+        prompt, roles, source, asked_by, panel: As in `CallDecided`.
         expires_in: Seconds from then on after which it expires; None: never.
     """
 
@@ -276,6 +291,7 @@ class FurtherQuestion:
     source: str = ""
     expires_in: float | None = None
     asked_by: str = ""
+    panel: Panel = Panel()
 
 
 @frozen
@@ -305,6 +321,8 @@ class CallDecided(CallFact):
         repetition: Digest without arguments that are defaults; "" if there are none.
         further: Questions to others, one after the other, once this one is answered.
         grant: The grant by which the person decided; "" if on this call alone.
+        panel: Who decides a deferred call, besides the roles.
+        votes: The persons whose votes approved it, in order; empty if one decided.
     """
 
     kind: CallKind
@@ -333,6 +351,8 @@ class CallDecided(CallFact):
     repetition: str = ""
     further: tuple[FurtherQuestion, ...] = ()
     grant: str = ""
+    panel: Panel = Panel()
+    votes: tuple[str, ...] = ()
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 
@@ -342,6 +362,12 @@ class CallDecided(CallFact):
         return (
             self.repetition if self.repetition and self.edited is None else self.digest
         )
+
+    @property
+    def escalates_at(self) -> float | None:
+        """@private When its question asks others."""
+        seconds = self.panel.escalates_in
+        return None if seconds is None else self.at + seconds
 
     @property
     def binds(self) -> bool:

@@ -1,9 +1,9 @@
 """The approvals of a store: pending calls and questions, listed and decided in any process."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -12,6 +12,7 @@ from planner_ext.approval.decisions import (
     DecisionRecord,
     RunAction,
     Supply,
+    digest_of,
     hooks_of,
 )
 from planner_ext.core.errors import shown
@@ -23,9 +24,11 @@ from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
     PendingApproval,
     any_decision_text,
+    decision_record,
     read_approval,
     read_refusal,
     write_decision,
+    write_votes,
 )
 from planner_ext.durable.store import JournalStore, opened_store, opens
 from planner_ext.engine.concurrency import SystemClock
@@ -100,15 +103,15 @@ class Approvals:
             StoreError: If limit or offset is not an integer of at least 0.
         """
         found: list[PendingApproval] = []
+        now = self._clock.now()
         rows = await self._store.open_approvals(
-            self._clock.now(), run_id=run_id, limit=limit, offset=offset
+            now, run_id=run_id, limit=limit, offset=offset
         )
         refused = await self._store.refusals(run_id=run_id) if rows else ()
         for row in rows:
             try:
-                found.append(
-                    read_approval(row, [one for one in refused if one[0] == row[0]])
-                )
+                own = [one for one in refused if one[0] == row[0]]
+                found.append(read_approval(row, own, now=now))
             except ApprovalRefusedError as error:
                 logger.error("A call that waits cannot be shown: %s", error)
         return found
@@ -132,7 +135,7 @@ class Approvals:
             raise ApprovalRefusedError(
                 f"No call with the id {approval_id!r} ever waited in this store. List what waits to see the ids."
             )
-        return read_approval(row, refused)
+        return read_approval(row, refused, now=self._clock.now())
 
     async def refused(self, run_id: str) -> list[DecisionRecord]:
         """List the refused decisions on a run's calls, with their reasons; raise `StoreError` if one is damaged."""
@@ -148,6 +151,11 @@ class Approvals:
         arguments, that a question was answered with `Approve`, or that its
         ``authorize`` hook refuses, the call waits again, with the ``problem`` shown.
 
+        Where a rule has a ``quorum``, an `Approve` is a vote: the call waits until that
+        many persons have approved it as it is; see `PendingApproval.tally`. Each needs
+        a name that is ``verified``, and counts once. Whenever the call waits anew, as
+        with edited arguments, the vote does, too.
+
         Args:
             approval_id: The call's id, from `pending`.
             decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be
@@ -157,19 +165,21 @@ class Approvals:
                 stored if this decision counts.
 
         Returns:
-            Whether this decision counts. False if another one was first; then nothing
-                changed.
+            Whether this decision, or vote, counts. False if another decision was first;
+                then nothing changed.
 
         Raises:
             ApprovalRefusedError: If there is no such call, its question has expired, or
                 the decision is invalid, was made for other arguments, or has arguments
-                that do not fit the function.
+                that do not fit the function; or its author has voted before.
             NotAuthorizedError: If ``authorize`` refuses it, or is missing here: the
-                call has roles, or its run began under a hook.
+                call has roles, or its run began under a hook; or a vote's name is not
+                verified.
         """
         approval = await self.show(approval_id)
         at = self._clock.now()
         then: list[Step] = []
+        votes: list[DecisionRecord] = []
         try:
             text = _checked_decision(
                 approval, decision, at, verified=self._doorkeeper.verified
@@ -177,14 +187,31 @@ class Approvals:
             await self._check("decide", approval, decision)
             if grant is not None:
                 then = [await self._grant_step(approval, decision, grant, at, text)]
+            if approval.status == "open" and _is_vote(decision, approval):
+                votes = await self._votes_with(approval, decision, at, text)
         except ApprovalRefusedError as error:
             await self._refuse(approval, decision, str(error), at)
             raise
-        if await self._store.decide(
-            approval_id, text, *then, fingerprint=approval.fingerprint, at=at
-        ):
+        fingerprint = approval.fingerprint
+        if votes:
+            counts = await self._store.vote(
+                approval_id,
+                write_votes(votes),
+                _made_by(votes) if len(votes) >= approval.quorum else None,
+                seen=write_votes(approval.votes),
+                fingerprint=fingerprint,
+                at=at,
+            )
+        else:
+            counts = await self._store.decide(
+                approval_id, text, *then, fingerprint=fingerprint, at=at
+            )
+        if counts:
             return True
-        first = (await self.show(approval_id)).decision
+        now = await self.show(approval_id)
+        if now.status == "open" and now.votes != approval.votes:
+            return await self.decide(approval_id, decision)  # another vote was first
+        first = now.decision
         problem = "The call did not wait any more."
         if first is not None:
             when = f"{first.at:%Y-%m-%d %H:%M:%S} UTC"
@@ -264,6 +291,34 @@ class Approvals:
             f"No grant {grant_id!r} holds in this store: it has ended, or never was. List them to see their ids."
         )
 
+    async def _votes_with(
+        self, approval: PendingApproval, decision: Approve, at: float, text: str
+    ) -> list[DecisionRecord]:
+        """Return the votes that count from now on: those before that the hook still allows, and this one."""
+        quorum = f"{approval.quorum} persons have to approve {approval.id!r}"
+        by = decision.by or ""
+        if not (by and self._doorkeeper.verified):
+            raise NotAuthorizedError(
+                f"{quorum}, and a name that nobody vouches for could be one person's second: {by!r} is only typed. "
+                "Approve it where people sign in, such as in the inbox, or with Approvals.connect(verified=True)."
+            )
+        if decision.always is not None:
+            raise ApprovalRefusedError(
+                f"{quorum}, each time: no single person can answer later calls. Approve it without always."
+            )
+        counted = [
+            one for one in approval.votes if await self.may_decide(approval, by=one.by)
+        ]
+        if any(one.by == by for one in counted):
+            raise ApprovalRefusedError(
+                f"{quorum}, and {by!r} has: one person counts once. {approval.quorum - len(counted)} more must be "
+                "somebody else."
+            )
+        vote = decision_record(
+            approval.id, text, at, approval.fully_qualified_name, approval.arguments
+        )
+        return [*counted, vote]
+
     async def _grant_step(
         self,
         approval: PendingApproval,
@@ -307,6 +362,20 @@ class Approvals:
             problem=problem,
             at=at,
         )
+
+
+def _is_vote(decision: Decision, approval: PendingApproval) -> TypeGuard[Approve]:
+    """Return whether a decision approves a call as it is, where several persons have to."""
+    if approval.quorum == 1 or not isinstance(decision, Approve):
+        return False
+    edited = decision.arguments
+    return edited is None or digest_of("", edited) == digest_of("", approval.arguments)
+
+
+def _made_by(votes: Sequence[DecisionRecord]) -> str:
+    """Return the decision that votes make, as JSON text."""
+    names = [one.by for one in votes]
+    return write_decision(Approve(by=", ".join(names)), verified=True, votes=names)
 
 
 def _checked_decision(

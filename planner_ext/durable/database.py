@@ -2,8 +2,8 @@
 
 ``planner_journal`` is the source of truth: a row is one fact, and its unique ``(run_id,
 seq)`` fences workers. ``planner_runs`` and ``planner_approvals`` are derived from it,
-in the same transaction. Only a decision enters ``planner_approvals`` first, until a
-worker takes it into the journal.
+in the same transaction. Only decisions and votes enter ``planner_approvals`` first, until
+a worker takes them into the journal.
 
 Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with
 ``:name`` placeholders.
@@ -170,7 +170,8 @@ CREATE_TABLES: tuple[str, ...] = (
         expires_at DOUBLE PRECISION,
         decision TEXT,
         decided_at DOUBLE PRECISION,
-        problem TEXT
+        problem TEXT,
+        votes TEXT
     )
     """,
     """
@@ -259,7 +260,8 @@ running one. ``problem``: its last fault, or why it is in quarantine. ``retries`
 worker has claimed it.
 
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or
-``closed``. ``planner_refusals``: decisions that were not taken, of the approval that
+``closed``. ``votes``: who approved it so far, and when, where several have to; null
+whenever it waits anew. ``planner_refusals``: decisions that were not taken, of the approval that
 ``id`` names, or of a call of the run that did not wait. ``planner_workers.seen_at``:
 the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
 ``planner_notices.next_at``: when a notice is next sent; null once it was delivered or

@@ -169,10 +169,11 @@ def grant_step(
         raise ApprovalRefusedError(
             f"Expected a Grant, with a lifetime, such as Grant(expires_in=3600); got {shown(grant)}."
         )
-    if approval.kind == "question" or approval.in_doubt:
+    is_one_persons = approval.quorum == 1 and not approval.is_escalated
+    if approval.kind == "question" or approval.in_doubt or not is_one_persons:
         raise ApprovalRefusedError(
-            f"No grant can be given for {approval.id!r}: questions of the model, and calls in doubt, are decided one "
-            "by one. Decide it without a grant."
+            f"No grant can be given for {approval.id!r}: questions of the model, calls in doubt, and what several "
+            "persons have to approve, or was escalated, are decided one by one. Decide it without a grant."
         )
     match decision:
         case Approve(arguments=None, by=by):

@@ -226,7 +226,7 @@ def with_waits(
     calls: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
     for run_id, call, number in waiting:
-        calls.setdefault(str(run_id), []).append(_name_of(call))
+        calls.setdefault(str(run_id), []).append(_name_of(call, now))
         numbers[str(run_id)] = int(number or 0)
     return [
         replace(one, waits_for=_calls_text(calls[one.run_id], numbers[one.run_id]))
@@ -236,10 +236,12 @@ def with_waits(
     ]
 
 
-def _name_of(call: Value) -> str:
+def _name_of(call: Value, now: float) -> str:
     try:
         data: Any = json.loads(str(call))
-        roles = ", ".join(map(str, data.get("roles", ())))[:_LONGEST_NAME]
+        is_escalated = "escalates_at" in data and now >= data["escalates_at"]
+        asked = data.get("escalates_to" if is_escalated else "roles", ())
+        roles = ", ".join(map(str, asked))[:_LONGEST_NAME]
         name = (
             "an answer"
             if data.get("kind") == "question"

@@ -398,7 +398,7 @@ class Notifier:
             now, run_id=record.run_id, limit=_MOST_PENDING
         ):
             with suppress(ApprovalRefusedError):  # a row that was altered
-                found.append(read_approval(row))
+                found.append(read_approval(row, now=now))
         return tuple(found)
 
 

@@ -24,7 +24,7 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.waiting import shown_call
 from planner_ext.core.errors import InvalidJournalError, described, reading, shown
-from planner_ext.core.facts import Fact
+from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, Call, OpenRun, State, path_of
 from planner_ext.core.values import frozen
@@ -185,6 +185,11 @@ class PendingApproval(ToolCall):
         said: What was said to the run and waits for the decision, the oldest first.
         source: Digest of who asks, and what; "" until it is stored. A `Grant` binds to
             it.
+        roles: Who may decide now: after its escalation, ``escalates_to``.
+        quorum: How many persons have to approve it before it runs.
+        votes: Their approvals so far, the oldest first.
+        escalates_at: When it asks, or began to ask, ``escalates_to``; None: never.
+        is_escalated: Whether it does now.
     """
 
     run_id: str
@@ -196,6 +201,30 @@ class PendingApproval(ToolCall):
     refused: tuple[DecisionRecord, ...] = ()
     said: tuple[SaidMessage, ...] = ()
     source: str = ""
+    quorum: int = 1
+    votes: tuple[DecisionRecord, ...] = ()
+    escalates_at: datetime | None = None
+    escalates_to: Sequence[str] = ()
+    is_escalated: bool = False
+
+    @property
+    def tally(self) -> str:
+        """How many persons approve it, and who, such as ``1 of 2: ann``; "" where one decides.
+
+        Votes from before its escalation come apart: whether they count, the
+        ``authorize`` hook says with the next vote.
+        """
+        if self.quorum == 1:
+            return ""
+        early = [
+            one.by
+            for one in self.votes
+            if self.is_escalated and self.escalates_at and one.at < self.escalates_at
+        ]
+        now = [one.by for one in self.votes[len(early) :]]
+        text = ": ".join(filter(None, (f"{len(now)} of {self.quorum}", ", ".join(now))))
+        before = f"; before it was escalated: {', '.join(early)}" if early else ""
+        return f"{text}{before}"
 
 
 _TEXTS = (
@@ -213,14 +242,29 @@ def call_values(run: OpenRun, call: Call) -> dict[str, Any]:
     if run.place:
         values["run_id"] = run.state.run_id
     values["source"] = call.decided_fact.source
+    values |= _panel_values(call.decided_fact)
     if call.decided_fact.approved and not call.started:
         values["further"] = True  # others have approved it
     return values
 
 
-def asked_call(call: ToolCall, id_: str, state: State) -> PendingApproval:
+def _panel_values(fact: CallDecided) -> dict[str, Any]:
+    """Say how many decide a call, and who later, if that is not one for ever."""
+    panel = fact.panel
+    values: dict[str, Any] = {"quorum": panel.quorum} if panel.quorum > 1 else {}
+    if panel.escalates_in is not None:
+        values["escalates_at"] = fact.escalates_at
+        values["escalates_to"] = panel.escalates_to
+    return values
+
+
+def asked_call(
+    call: ToolCall, id_: str, state: State, waiting: Call
+) -> PendingApproval:
     """Show a call that waits as its row will, once the run has paused."""
     values: dict[str, Any] = {name: call[name] for name in call}
+    panel = _panel_values(waiting.decided_fact)
+    values |= panel | {"escalates_at": read_moment(panel.get("escalates_at"))}
     values["id"] = id_
     return PendingApproval(
         **values,
@@ -301,8 +345,15 @@ def _check_run_id(run_id: str, found: str) -> None:
         )
 
 
-def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
+def read_approval(
+    row: Row, refused: Sequence[Row] = (), *, now: float = 0.0
+) -> PendingApproval:
     """Read a row of ``planner_approvals``, and the rows of its refused decisions.
+
+    Args:
+        row: The columns of `JournalStore.approval`.
+        refused: The rows of refused decisions.
+        now: Seconds since the epoch, for whom it asks.
 
     Raises:
         ApprovalRefusedError: If it is damaged, or its call does not match its
@@ -319,6 +370,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         decision,
         decided_at,
         problem,
+        votes,
         said,
     ) = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
@@ -338,13 +390,32 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         )
         # only the fingerprint is proof, so a question must have the function name of a question, too
         is_question = call.get("kind") == "question" and function == ASK_USER
+        escalates_at = call.get("escalates_at")
+        escalates_to = tuple(map(str, call.get("escalates_to", ())))
+        is_escalated = escalates_at is not None and now >= escalates_at
         read: dict[str, Any] = {
             "id": str(key),
             "call_id": call["id"],
             "kind": "question" if is_question else "function",
             "in_doubt": call["in_doubt"] is True,
-            "roles": roles,
+            "roles": escalates_to if is_escalated else roles,
             "source": _text(call.get("source", "")),
+            "quorum": int(call.get("quorum", 1)),
+            "escalates_at": read_moment(escalates_at),
+            "escalates_to": escalates_to,
+            "is_escalated": is_escalated,
+            "votes": tuple(
+                DecisionRecord(
+                    call=str(key),
+                    fully_qualified_name=function,
+                    kind="approve",
+                    by=_text(by),
+                    at=datetime.fromtimestamp(float(at), UTC),
+                    requested=arguments,
+                    arguments=arguments,
+                )
+                for by, at in json.loads(str(votes or "[]"))
+            ),
         }
         approval = PendingApproval(
             **{**call, **read},
@@ -421,10 +492,20 @@ def read_moment(at: Value) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 
+def write_votes(votes: Sequence[DecisionRecord]) -> str:
+    """Write votes as JSON text; "" if there are none."""
+    written = [(one.by, one.at.timestamp()) for one in votes]
+    return json.dumps(written) if written else ""
+
+
 def write_decision(
-    decision: Decision, *, verified: bool = False, grant: str = ""
+    decision: Decision,
+    *,
+    verified: bool = False,
+    grant: str = "",
+    votes: Sequence[str] = (),
 ) -> str:
-    """Write a decision as JSON text, whether its author is vouched for, and the grant that it is of.
+    """Write a decision as JSON text, whether its author is vouched for, its grant, and the names whose votes made it.
 
     Raises:
         ApprovalRefusedError: If it is no decision, or holds a value that is not JSON.
@@ -435,8 +516,9 @@ def write_decision(
             f"Expected Approve, Deny or Supply; got {shown(decision)}."
         )
     _check_decision(decision)
-    more = {"verified": True} if verified else {}
+    more: dict[str, Any] = {"verified": True} if verified else {}
     more |= {"grant": grant} if grant else {}
+    more |= {"votes": [*votes]} if votes else {}
     try:
         return json.dumps(
             {"schema": _DECISION_SCHEMA, "kind": kind, **more, **asdict(decision)},
@@ -464,7 +546,7 @@ def any_decision_text(decision: object, *, grant: str = "") -> str:
         )
 
 
-def read_decision(text: str) -> tuple[Decision, bool, str]:
+def read_decision(text: str) -> tuple[Decision, bool, str, tuple[str, ...]]:
     """Read what `write_decision` wrote.
 
     Raises:
@@ -479,9 +561,10 @@ def read_decision(text: str) -> tuple[Decision, bool, str]:
             )
         verified = data.pop("verified", False) is True
         grant = _text(data.pop("grant", ""))
+        votes = tuple(map(_text, data.pop("votes", ())))
         decision = _KINDS[data.pop("kind")](**data)
     _check_decision(decision)
-    return decision, verified, grant
+    return decision, verified, grant, votes
 
 
 def _kind_of(decision: object) -> str | None:

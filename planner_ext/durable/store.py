@@ -124,7 +124,7 @@ others."""
 _PAGE = 200
 """The rows of due runs that are read at once."""
 _APPROVAL = """
-    SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem,
+    SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem, votes,
         (SELECT said FROM planner_runs WHERE planner_runs.run_id = planner_approvals.run_id)
     FROM planner_approvals
 """
@@ -145,10 +145,11 @@ _COUNT = """
 """
 _PAUSED = '%"type":"Paused"%'
 _WAITING_MARK = (
-    "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT)"
+    "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT), "
+    "COALESCE(SUM(LENGTH(votes)), 0)"
 )
 """What changes with the open approvals: how many there are, how many were opened again,
-and when each was asked."""
+when each was asked, and the votes."""
 ADD_NOTICE = """
     INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
     SELECT :id, run_id, :event, :body, :at, :at FROM planner_runs
@@ -172,6 +173,9 @@ GRANT_HOLDS = (
 _GRANTS = f"""
     SELECT id, question, terms, decision, given_at, expires_at, used, used_for FROM planner_grants
     WHERE {GRANT_HOLDS} ORDER BY kind DESC, given_at, id
+"""
+_UNDECIDED = """
+    id = :id AND status = 'open' AND fingerprint = :fingerprint AND (expires_at IS NULL OR expires_at > :at)
 """
 _DECIDED = (
     f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
@@ -758,11 +762,9 @@ class JournalStore:
         at: float,
     ) -> bool:
         """Store a decision on an open approval, and what follows; False if it was decided or has expired."""
-        statement = """
+        statement = f"""
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
-            WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
-                  AND (expires_at IS NULL OR expires_at > :at)
-            RETURNING id
+            WHERE {_UNDECIDED} RETURNING id
         """
         values: dict[str, Value] = {
             "id": key,
@@ -775,6 +777,40 @@ class JournalStore:
         )
         return bool(rows[0])
 
+    async def vote(
+        self,
+        key: str,
+        votes: str,
+        decision: str | None,
+        *,
+        seen: str,
+        fingerprint: str,
+        at: float,
+    ) -> bool:
+        """Store the votes on an open approval, and the decision that they make.
+
+        Returns:
+            Whether they were stored. False if its votes are not those that were
+                ``seen``, or it was decided or has expired.
+        """
+        statement = f"""
+            UPDATE planner_approvals
+            SET votes = :votes, decision = :decision, problem = CASE WHEN {{is_made}} THEN NULL ELSE problem END,
+                status = CASE WHEN {{is_made}} THEN 'decided' ELSE status END,
+                decided_at = CASE WHEN {{is_made}} THEN CAST(:at AS DOUBLE PRECISION) END
+            WHERE {_UNDECIDED} AND COALESCE(votes, '') = :seen RETURNING id
+        """.format(is_made="CAST(:decision AS TEXT) IS NOT NULL")
+        values: dict[str, Value] = {
+            "id": key,
+            "votes": votes,
+            "decision": decision,
+            "seen": seen,
+            "fingerprint": fingerprint,
+            "at": at,
+        }
+        rows = await self.database.transact((statement, values), *self.database.hints)
+        return bool(rows[0])
+
     async def decisions(self, run_id: str) -> Sequence[Row]:
         """List the rows of a run's untaken decisions."""
         return await self._rows(_DECIDED, run_id=run_id)
@@ -782,7 +818,7 @@ class JournalStore:
     async def reopen(
         self, key: str, problem: str, *, decision: str, grant: str, at: float
     ) -> None:
-        """Reopen an approval, and keep the decision as refused: it is no use of its grant."""
+        """Reopen an approval without votes, and keep the decision as refused: it is no use of its grant."""
         decided = "WHERE id = :id AND status = 'decided'"
         values: dict[str, Value] = {
             "id": key,
@@ -800,7 +836,8 @@ class JournalStore:
             SELECT run_id, id, :decision, :problem, :at FROM planner_approvals {decided}
         """
         reopen = f"""
-            UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL, problem = :problem
+            UPDATE planner_approvals
+            SET status = 'open', decision = NULL, decided_at = NULL, votes = NULL, problem = :problem
             {decided}
         """
         await self.database.transact((unused, values), (keep, values), (reopen, values))

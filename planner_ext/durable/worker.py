@@ -151,6 +151,7 @@ class _Decided(NamedTuple):
         key: The id of its approval.
         verified: Whether its author is vouched for.
         grant: The grant that it is of; "" if it is of this call alone.
+        votes: The persons whose votes made it.
         is_stored: Whether the approval's row holds it.
     """
 
@@ -159,6 +160,7 @@ class _Decided(NamedTuple):
     at: float
     verified: bool = False
     grant: str = ""
+    votes: tuple[str, ...] = ()
     is_stored: bool = False
 
 
@@ -221,6 +223,7 @@ class Runner:
                 decisions={call_id: one.decision for call_id, one in decided.items()},
                 decided_at={call_id: one.at for call_id, one in decided.items()},
                 grants={call_id: one.grant for call_id, one in decided.items()},
+                votes={call_id: one.votes for call_id, one in decided.items()},
                 budget=budget,
                 arguments=stored.inputs.arguments,
                 before=stored.inputs.before,
@@ -264,7 +267,7 @@ class Runner:
             key = str(row[0])
             try:
                 approval = read_approval(row)
-                decision, verified, grant = read_decision(str(row[7]))
+                decision, verified, grant, votes = read_decision(str(row[7]))
             except ApprovalRefusedError as error:
                 own_words = _Decided(key, Deny(), self.clock.now(), is_stored=True)
                 await self._reopened(run_id, own_words, error)
@@ -273,7 +276,7 @@ class Runner:
                 decision = replace(decision, fingerprint=approval.fingerprint)
             at = 0.0 if approval.decided_at is None else approval.decided_at.timestamp()
             decided[approval.path] = _Decided(
-                key, decision, at, verified, grant, is_stored=True
+                key, decision, at, verified, grant, votes, is_stored=True
             )
         return decided
 

@@ -86,7 +86,7 @@ _OPEN_APPROVAL = """
     VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at, :problem)
     ON CONFLICT (id) DO UPDATE
     SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, asked_at = excluded.asked_at,
-        expires_at = excluded.expires_at, decision = NULL, decided_at = NULL,
+        expires_at = excluded.expires_at, decision = NULL, decided_at = NULL, votes = NULL,
         problem = CASE WHEN planner_approvals.status = 'closed' OR excluded.problem IS NOT NULL THEN excluded.problem
                        ELSE planner_approvals.problem END
     WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
@@ -342,7 +342,7 @@ class JournalWriter:
     def approval_of(self, call: ToolCall) -> PendingApproval:
         """Show a call that waits as the store lists it."""
         asked = waiting_everywhere(self.state)[call.path]
-        return asked_call(call, self._approval_id(*asked), self.state)
+        return asked_call(call, self._approval_id(*asked), self.state, asked[1])
 
     def _note_start(self, fact: Fact, seq: int) -> None:
         started = unwrapped(fact)

@@ -35,6 +35,7 @@ class Activation:
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
         grants: The grants by which calls were decided, by call id.
+        votes: The persons whose votes approved calls, by call id.
         budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
         arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
@@ -53,6 +54,9 @@ class Activation:
     decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     grants: Mapping[str, str] = field(default_factory=dict[str, str])
+    votes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
     budget: Budget | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     before: Sequence[Message] = ()

@@ -145,7 +145,11 @@ def apply_decision(
             return replace(
                 fact, verdict="answer", answer=text, reason="supplied", by=by or ""
             )
-        case Defer(prompt=prompt, expires_in=expires_in, roles=roles) as asked:
+        case (
+            Defer(
+                prompt=prompt, expires_in=expires_in, roles=roles, panel=panel
+            ) as asked
+        ):
             expires_at = None if expires_in is None else fact.at + expires_in
             further = tuple(map(_further, reviewed.further))
             return replace(
@@ -156,6 +160,7 @@ def apply_decision(
                 asked_by=asked.asked_by,
                 expires_at=expires_at,
                 roles=tuple(roles),
+                panel=panel,
                 further=further,
             )
         case _:
@@ -170,6 +175,7 @@ def _further(question: Defer) -> FurtherQuestion:
         source=question.source,
         expires_in=question.expires_in,
         asked_by=question.asked_by,
+        panel=question.panel,
     )
 
 

@@ -394,7 +394,7 @@ class Review:
                 case None:
                     continue
                 case Defer():
-                    answerer = chain if chain.answers_alone else self.approves
+                    answerer = self._answerer(chain, decision)
                     if chain.waits or not any(
                         _is_for(decision, answerer, one) for one in questions
                     ):
@@ -410,6 +410,14 @@ class Review:
                 case _:
                     return _Ruled(call, decision)
         return _Ruled(call, approved, questions)
+
+    def _answerer(
+        self, chain: InterceptorChain, question: Defer
+    ) -> InterceptorChain | None:
+        """Return whose approver answers a question here; it is one person."""
+        if question.panel.quorum > 1:
+            return None
+        return chain if chain.answers_alone else self.approves
 
     async def _after_edit(
         self,
@@ -557,8 +565,12 @@ def _is_for(
 
 
 def is_same(question: Defer, other: Defer) -> bool:
-    """Return whether two questions about a call have one source and the same roles."""
-    return question.source == other.source != "" and {*question.roles} == {*other.roles}
+    """Return whether one person's answer to a question about a call answers another: one source, the same roles."""
+    return (
+        question.source == other.source != ""
+        and {*question.roles} == {*other.roles}
+        and question.panel.quorum == 1
+    )
 
 
 def _merged(first: Approve | None, then: Approve) -> Approve:

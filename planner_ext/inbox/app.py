@@ -384,7 +384,8 @@ class _Inbox:
                     )
                 decision = _plain_decision(kind, form, by, fingerprint)
                 taken = await approvals.decide(id, decision)
-                text = _PAST[kind] if taken else _first_text(await approvals.show(id))
+                call = await approvals.show(id)
+                text = _outcome_text(kind, call) if taken else _first_text(call)
             except ApprovalRefusedError as error:
                 taken = False
                 text = str(error)
@@ -689,6 +690,11 @@ def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decisio
     # The store refuses any other value than those of the form.
     always: Any = form.get("always") or None
     return Approve(always=always, by=by, fingerprint=fingerprint)
+
+
+def _outcome_text(kind: str, call: PendingApproval) -> str:
+    voted = kind == "approve" and call.tally
+    return f"{_PAST[kind]}, {call.tally}" if voted else _PAST[kind]
 
 
 def _first_text(call: PendingApproval) -> str:

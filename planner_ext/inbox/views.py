@@ -55,6 +55,8 @@ class Waiting:
         exact: They as JSON, which the fingerprint binds; "" for a question.
         question: The model's question, or the call's prompt.
         roles: Who may decide; empty for anyone.
+        tally: How many of how many persons approve it, and who; "" where one decides.
+        escalates_at: When it asks, or began to ask, ``escalates_to``; None: never.
         problem: Why the last decision was refused, or "".
         said: Who said what to the run meanwhile, and waits for the decision.
         is_long: Whether the list shows no arguments of it.
@@ -78,6 +80,10 @@ class Waiting:
     asked_at: Moment
     expires_at: Moment | None
     roles: tuple[str, ...]
+    tally: str
+    escalates_at: Moment | None
+    escalates_to: str
+    is_escalated: bool
     problem: str
     said: tuple[tuple[str, str], ...]
     fingerprint: str
@@ -232,6 +238,10 @@ def moment_of(at: datetime | float, now: float) -> Moment:
     )
 
 
+def _moment(at: datetime | None, now: float) -> Moment | None:
+    return None if at is None else moment_of(at, now)
+
+
 def approval_href(id: str) -> str:
     """Return the address of a call's page, relative to the application's root."""
     return f"approvals/{quote(id, safe='')}"
@@ -275,8 +285,12 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
         question=shown,
         goal=visible(call.goal),
         asked_at=moment_of(call.asked_at, now),
-        expires_at=None if call.expires_at is None else moment_of(call.expires_at, now),
+        expires_at=_moment(call.expires_at, now),
         roles=tuple(map(exact, call.roles)),
+        tally=exact(call.tally),
+        escalates_at=_moment(call.escalates_at, now),
+        escalates_to=", ".join(map(exact, call.escalates_to)),
+        is_escalated=call.is_escalated,
         problem=visible(call.problem),
         said=tuple(
             (exact(one.by) or "an unnamed person", visible(one.text))

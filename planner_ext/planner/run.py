@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
-from planner_ext.approval.decisions import DecisionRecord, ToolCall, decisions_of
+from planner_ext.approval.decisions import DecisionRecord, ToolCall
 from planner_ext.approval.waiting import pending_calls
 from planner_ext.core.errors import RunRefusedError, not_answered
 from planner_ext.core.facts import Fact, Guards, Planned, Rules, RunStarted
@@ -75,6 +75,8 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     @property
     def decisions(self) -> tuple[DecisionRecord, ...]:
         """The decisions on the run's calls with author, time and arguments, in order."""
+        from planner_ext.approval.record import decisions_of  # noqa: PLC0415  (only where they are read)
+
         return decisions_of(self.facts)
 
     def to_html(self, *, title: str = "") -> str:
@@ -360,6 +362,7 @@ class KeptRun(PlannerRun):
             budget=budget,
             decided_at=activation.decided_at,
             grants=activation.grants,
+            votes=activation.votes,
             verified=activation.verified,
             described=activation.described,
         )

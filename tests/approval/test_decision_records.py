@@ -12,7 +12,7 @@ from planner_ext import (
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
 )
-from planner_ext.approval.decisions import decisions_of
+from planner_ext.approval.record import decisions_of
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.testing import ScriptedChatCompletion, call, say

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from planner_ext import ApprovalSettings, Budget
-from planner_ext.approval.decisions import decisions_of
+from planner_ext.approval.record import decisions_of
 from planner_ext.durable import (
     ApprovalRefusedError,
     RunConflictError,

@@ -23,6 +23,7 @@ from planner_ext.approval.decisions import (
 from planner_ext.approval.guards import Policy
 from planner_ext.core.state import path_of
 from planner_ext.engine.gate import Approver, InterceptorChain
+from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object
 from planner_ext.sk.functions.toolset import (
     Tool,
@@ -104,6 +105,20 @@ def approval_filters(
         ):
             found.append(one)
     return tuple(found)
+
+
+def refuse_without_store(interceptors: Iterable[Interceptor]) -> None:
+    """Refuse a policy whose questions only a store can ask, where there is none.
+
+    Raises:
+        InvalidOptionError: If there is one.
+    """
+    for one in interceptors:
+        if isinstance(one, Policy) and one.needs_store:
+            raise InvalidOptionError(
+                "A rule of the approval policy has a quorum or an escalation, for which votes and times are kept in a "
+                "store. Run it with Runs.start or Runs.submit, or leave quorum and escalates_in out of the rule."
+            )
 
 
 def report_unused_rules(

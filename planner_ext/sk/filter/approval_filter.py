@@ -52,6 +52,7 @@ from planner_ext.sk.charging.filters import (
     approval_filters,
     converted_values,
     edited_call,
+    refuse_without_store,
     tool_call,
 )
 from planner_ext.sk.checks import check_returns
@@ -156,7 +157,8 @@ class ApprovalFilter(CallFilter):
                 `ApprovalSettings`.
 
         Raises:
-            InvalidOptionError: If one of them cannot be used.
+            InvalidOptionError: If one of them cannot be used; a policy with a quorum or
+                an escalation belongs to a kept run.
         """
         for name, value in (("policy", policy), ("approver", approver)):
             if not callable(value) and not (name == "approver" and value is None):
@@ -165,6 +167,7 @@ class ApprovalFilter(CallFilter):
                     f"{way_out(name, value)}"
                 )
             check_returns(name, value)
+        refuse_without_store([policy])
         ApprovalSettings(authorize=authorize)  # which refuses what is no hook, by name
         try:
             settings = ApprovalSettings(

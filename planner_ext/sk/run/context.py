@@ -49,6 +49,7 @@ from planner_ext.engine.ports import (
 from planner_ext.sk.charging.filters import (
     CallFilter,
     approval_filters,
+    refuse_without_store,
     report_unused_rules,
 )
 from planner_ext.sk.charging.nested import (
@@ -411,6 +412,7 @@ def prepare(
     own = [one for one in (final_answer, ask_user) if one is not None]
     tools = ToolSet(kernel, behavior, sent, own=own, select=select)
     _check_names(merged, kernel, tools)
+    _check_kept(merged, store, parent)
     if budget.max_result_tokens is not None:
         tools.reserve_reading()
     check_service(service, sent, tools)
@@ -534,6 +536,13 @@ def _merged(
     if hooks := [hook for one in filters for hook in one.authorize]:
         changes["approval"] = options.approval.asking(hooks)
     return replace(options, **changes) if changes else options
+
+
+def _check_kept(
+    options: CheckedOptions, store: RunStore | None, parent: ParentRun | None
+) -> None:
+    if store is None and (parent is None or not parent.tab.is_kept):
+        refuse_without_store(options.interceptors)
 
 
 def _check_names(options: CheckedOptions, kernel: Kernel, tools: ToolSet) -> None:

@@ -195,3 +195,7 @@ class _WaitingTab(Tab):
     @property
     def can_wait(self) -> bool:
         return True
+
+    @property
+    def is_kept(self) -> bool:
+        return True

@@ -5,7 +5,15 @@ import inspect
 import json
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -256,24 +264,36 @@ class _DecisionFacts:
             approved=False,
             further=(),
             grant="",
+            votes=(),
         )
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
     async def take(
-        self, call: Call, decision: Decision, at: float, *, grant: str
+        self,
+        call: Call,
+        decision: Decision,
+        at: float,
+        *,
+        grant: str,
+        votes: tuple[str, ...],
     ) -> CallDecided | Clarified:
         if call.decided_fact.kind == "question":
             return self._answered(call, decision, at)
         approved = call.started and call.decided_fact.approved
         fact = replace(
-            call.decided_fact, at=at, approved=approved, further=(), grant=grant
+            call.decided_fact,
+            at=at,
+            approved=approved,
+            further=(),
+            grant=grant,
+            votes=votes,
         )
         call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        reviewed = await self._reviewed_decision(call, decision)
+        reviewed = await self._reviewed_decision(call, decision, votes)
         if isinstance(reviewed.decision, Defer):
             fact = replace(fact, at=self.now)  # the new question is open from now on
         decided = apply_decision(
@@ -294,12 +314,22 @@ class _DecisionFacts:
             decided = replace(decided, verdict="answer", answer=answer)
         return replace(decided, person=True)
 
-    async def _reviewed_decision(self, call: Call, decision: Decision) -> Reviewed:
+    async def _reviewed_decision(
+        self, call: Call, decision: Decision, votes: Collection[str]
+    ) -> Reviewed:
         """Review an edit, and put the next question about a call that was approved as it is."""
         reviewed = Reviewed(decision=decision)
         further = call.decided_fact.further
         if isinstance(decision, Approve) and decision.arguments is not None:
             reviewed = await self._reviewed(call, decision)
+        quorum = call.decided_fact.panel.quorum
+        approves = isinstance(reviewed.decision, Approve) and reviewed.arguments is None
+        if approves and 1 < quorum > len({*votes}):
+            raise DecisionRefusedError(
+                f"The approval of {call.request.id!r} ({call.decided_fact.function}) cannot be taken: {quorum} persons "
+                "have to approve the call as it is, and only a store counts their votes: Approvals.decide.",
+                call_id=call.request.id,
+            )
         if (
             not further
             or not isinstance(reviewed.decision, Approve)
@@ -313,6 +343,7 @@ class _DecisionFacts:
                 one.roles,
                 source=one.source,
                 asked_by=one.asked_by,
+                panel=one.panel,
             )
             for one in further
         )
@@ -638,6 +669,12 @@ def _as_it_is(call: ToolCall) -> ToolCall:
     return call
 
 
+def _roles_at(fact: CallDecided, at: float) -> tuple[str, ...]:
+    escalates_at = fact.escalates_at
+    is_escalated = escalates_at is not None and at >= escalates_at
+    return fact.panel.escalates_to if is_escalated else fact.roles
+
+
 @frozen
 class ResumeRequest:
     """A checkpoint, the decisions on its pending calls, and a budget that replaces its own.
@@ -645,6 +682,8 @@ class ResumeRequest:
     Attributes:
         decided_at: When each decision was made, by call id; else now.
         grants: The grants by which calls were decided, by call id.
+        votes: The persons whose votes approved calls, by call id; each is asked of the
+            hook.
         verified: The ids of the calls whose author the application vouches for.
         described: Shows a call to the ``authorize`` hook.
     """
@@ -654,6 +693,9 @@ class ResumeRequest:
     budget: Budget | None = None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     grants: Mapping[str, str] = field(default_factory=dict[str, str])
+    votes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
     verified: Container[str] = ()
     described: Callable[[ToolCall], ToolCall] | None = None
 
@@ -687,8 +729,10 @@ class ResumeRequest:
         checks = {run.path: deciding(run) for run, _ in waiting.values()}
         show = self.described or _as_it_is
         for path, name in named.items():
-            asked = [(show(pending[path]), name, self.decisions[name])]
-            run, _ = waiting[path]
+            run, call = waiting[path]
+            roles = _roles_at(call.decided_fact, self.decided_at.get(name, at))
+            shown_call = show(replace(pending[path], roles=roles))
+            asked = [(shown_call, name, one) for one in self._decisions_of(name)]
             authorize = checks[run.path].authorize
             await let_in(state.run_id, asked, authorize, verified=self.verified)
         made: dict[str, Sequence[Fact]] = {}
@@ -730,10 +774,13 @@ class ResumeRequest:
                 continue
             try:
                 decided_at = self.decided_at.get(name, at)
-                grant = self.grants.get(name, "")
                 decided.append(
                     await taking.take(
-                        call, self.decisions[name], decided_at, grant=grant
+                        call,
+                        self.decisions[name],
+                        decided_at,
+                        grant=self.grants.get(name, ""),
+                        votes=self.votes.get(name, ()),
                     )
                 )
             except DecisionRefusedError as error:
@@ -743,6 +790,12 @@ class ResumeRequest:
             taking.leave(call, at) for path, call in calls.items() if path not in named
         ]
         return [fact for fact in decided if fact is not None]
+
+    def _decisions_of(self, name: str) -> list[Decision]:
+        """List the votes that make a decision, or the decision alone."""
+        decision = self.decisions[name]
+        votes = [Approve(by=by) for by in self.votes.get(name, ())]
+        return [*votes] or [decision]
 
     def _by_path(self, waiting: Mapping[str, object]) -> dict[str, str]:
         """Find what waits by the names of the decisions: paths, or plain ids; in the order in which it waits.
