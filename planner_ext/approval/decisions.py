@@ -357,8 +357,10 @@ RunAction: TypeAlias = Literal[
     "import",
     "grant",
     "revoke",
+    "pause_all",
+    "resume_all",
 ]
-"""What is done to a run; each is asked of the ``authorize`` hook."""
+"""What is done to a run, or to all of a store; each is asked of the ``authorize`` hook."""
 
 
 @frozen
@@ -368,7 +370,7 @@ class DecisionRequest:
     Attributes:
         action: ``retry`` resumes a run that failed or is in quarantine.
         by: Who, as it will be recorded; "" without a name.
-        run_id: The run; "" on a stock kernel, which has none.
+        run_id: The run; "" for all runs, and on a stock kernel, which has none.
         call, decision: None where the action is on the run.
         verified: Whether the application vouches for the name, as a sign-in does.
     """

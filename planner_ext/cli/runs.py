@@ -377,6 +377,12 @@ async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
     for name, number in numbers.items():
         Terminal().print_line((f"{name:<20}", "dim"), f"{number:,}")
     Terminal().print_line((f"{'oldest approval':<20}", "dim"), since)
+    if stats.hold is not None:
+        hold = stats.hold
+        by = f" by {exact(hold.by)}" if hold.by else ""
+        reason = f": {one_line(hold.reason)}" if hold.reason else ""
+        text = f"since {moment_text(_moment(hold.at))}{by}{reason}"
+        Terminal().print_line((f"{'all paused':<20}", "dim"), (text, "yellow"))
 
 
 @command(group, exit_codes=RUNS_EXIT_CODES, name="retry")
@@ -398,6 +404,47 @@ def retry_runs(chosen: cli.ChosenArgs) -> Exit:
         done="left to a worker",
         unchanged="has not failed, and is not in quarantine",
     )
+
+
+ALL_EXIT_CODES = """\
+  0    done
+  1    they were so before; nothing changed
+  2    the store cannot be used, or the application refuses
+"""
+
+
+@command(group, exit_codes=ALL_EXIT_CODES, name="pause-all")
+async def pause_all(
+    store: cli.Store, who: cli.ActorArgs, reason: cli.Reason = ""
+) -> int:
+    """Drive no run of a store, in any process, until resume-all: for an incident.
+
+    No further request or call starts; those in flight end and are recorded. Runs can be
+    submitted, decided and cancelled meanwhile. runs stats says that they are paused.
+
+    Examples:
+      planner-ext runs pause-all --store runs.db --reason 'refunds go to the wrong account'
+
+    Options:
+        reason: Why, for the record.
+    """
+    async with opened_client(store, who.hooks) as client:
+        changed = await client.pause_all(by=who.by or "", reason=reason)
+    say("All runs are paused." if changed else "All runs were paused before.")
+    return ExitCode.ANSWERED if changed else ExitCode.NO_ANSWER
+
+
+@command(group, exit_codes=ALL_EXIT_CODES, name="resume-all")
+async def resume_all(store: cli.Store, who: cli.ActorArgs) -> int:
+    """Let workers drive the runs of a store again, after pause-all.
+
+    Examples:
+      planner-ext runs resume-all --store runs.db
+    """
+    async with opened_client(store, who.hooks) as client:
+        changed = await client.resume_all(by=who.by or "")
+    say("All runs are resumed." if changed else "The runs were not paused.")
+    return ExitCode.ANSWERED if changed else ExitCode.NO_ANSWER
 
 
 @command(group, exit_codes=RUNS_EXIT_CODES, name="cancel")

@@ -232,6 +232,12 @@ CREATE_TABLES: tuple[str, ...] = (
         revoked_by TEXT
     )
     """,
+    """
+    CREATE TABLE planner_settings (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    )
+    """,
     *BUDGET_TABLES,
     "CREATE INDEX planner_runs_by_status ON planner_runs (status, wake_at)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
@@ -267,7 +273,9 @@ the worker's last heartbeat; after ``lease_seconds`` without one others take its
 ``planner_notices.next_at``: when a notice is next sent; null once it was delivered or
 given up. ``planner_subscriptions``: the events of which notices are written, ``until``
 then. ``planner_grants.question``: digest of the question that ``decision`` answers,
-``used`` times so far, the last time for the approval ``used_for``. Times are seconds since the epoch.
+``used`` times so far, the last time for the approval ``used_for``.
+``planner_settings``: what holds for the whole store, as JSON: ``hold``, while no run is
+driven. Times are seconds since the epoch.
 """
 
 GET_SCHEMA = "SELECT schema FROM planner_schema"

@@ -48,16 +48,19 @@ class DrivenRuns:
 
     While a run is driven alone, no call of another run starts until it has recorded a
     reply or a result. While the worker drains, no call starts, and a run is interrupted
-    once nothing of it is in flight.
+    once nothing of it is in flight. It drains when it leaves, and while all runs of the
+    store are held.
 
     Attributes:
         stores: The store of each run that is driven now.
-        interrupt: Cancels the task of a run; None unless the worker drains.
+        interrupt: Cancels the task of a run; None unless the worker leaves.
+        is_held: Whether all runs of the store are held.
     """
 
     def __init__(self) -> None:
         self.stores: dict[str, DrivenStore] = {}
         self.interrupt: Callable[[str], object] | None = None
+        self.is_held = False
         self._alone: str | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -70,12 +73,17 @@ class DrivenRuns:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker leaves."""
-        return self.interrupt is not None
+        """Whether no call may start."""
+        return self.is_held or self.interrupt is not None
 
     def drain(self, interrupt: Callable[[str], object]) -> None:
         """Start no further calls."""
         self.interrupt = interrupt
+        self.notify()
+
+    def hold(self, held: bool) -> None:
+        """Start no further calls, or let them start again."""
+        self.is_held = held
         self.notify()
 
     async def alone(self, run_id: str, seconds: float) -> bool:
@@ -272,6 +280,12 @@ class DrivenStore:
         action = None if run is None else next_action(run)
         return action is not None and not isinstance(action, _BOOKKEEPING)
 
+    def check_stays(self) -> None:
+        """End the work on the run, by an error, if it is not to start new work here."""
+        if self.leaves():
+            self._check_not_held()
+            raise asyncio.CancelledError
+
     def abandon(self) -> None:
         """Cancel the run's work, unless its end is being recorded."""
         if not self._ends and not self._limit.expired():
@@ -290,7 +304,14 @@ class DrivenStore:
         await self._interrupt()
 
     async def _interrupt(self) -> None:
-        """If the worker drains, interrupt the run, and wait for the cancellation."""
+        """If the worker drains, end the work on the run."""
+        self._check_not_held()
         if self._driven.interrupt is not None:
             self._driven.interrupt(self.writer.run_id)
             await asyncio.Event().wait()
+
+    def _check_not_held(self) -> None:
+        if self._driven.is_held and self._driven.interrupt is None:
+            raise RunFencedError(
+                f"Run {self.writer.run_id!r} is paused, as are all runs of its store."
+            )

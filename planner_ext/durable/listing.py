@@ -82,6 +82,20 @@ class RunFilters(TypedDict, total=False):
 
 
 @frozen
+class Hold:
+    """Why no run of a store is driven; see `Runs.pause_all`.
+
+    Attributes:
+        by: Who paused them; "" without a name.
+        at: When, in seconds since the epoch.
+    """
+
+    by: str
+    reason: str
+    at: float
+
+
+@frozen
 class RunStats:
     """The numbers of a store, for a dashboard or an alarm.
 
@@ -90,12 +104,14 @@ class RunStats:
         retrying: The running ones that wait for their next try after a fault.
         oldest_approval_seconds: The age of the oldest open call or question; None
             without one.
+        hold: Why no run is driven; None if runs are.
     """
 
     total: int
     by_status: Mapping[str, int]
     retrying: int
     oldest_approval_seconds: float | None
+    hold: Hold | None = None
 
 
 @frozen

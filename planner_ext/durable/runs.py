@@ -45,6 +45,7 @@ from planner_ext.durable.heartbeat import (
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import (
     PARKED,
+    Hold,
     RunFilters,
     RunStats,
     Statuses,
@@ -252,6 +253,36 @@ class RunsClient:
             return True
         await self._store.record(run_id)  # says that there is no such run
         return False
+
+    async def pause_all(self, *, by: str = "", reason: str = "") -> bool:
+        """Drive no run of the store, in any process, until `resume_all`; False if they are paused already.
+
+        Within ``poll_seconds`` no further request or call starts. Those in flight end
+        and are recorded, then the workers release their runs. Runs can be submitted,
+        decided, cancelled and read; whoever started one waits.
+
+        Args:
+            by: Who pauses them, for the record.
+            reason: Why, for the record.
+
+        Raises:
+            NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here
+                and an unfinished run began under one.
+        """
+        await self._check_all("pause_all", by)
+        hold = Hold(by=by, reason=reason, at=self._clock.now())
+        return await self._store.hold(hold)
+
+    async def resume_all(self, *, by: str = "") -> bool:
+        """Let workers drive runs again; False if they were not paused. Raises as `pause_all`."""
+        await self._check_all("resume_all", by)
+        return await self._store.hold(None)
+
+    async def _check_all(self, action: RunAction, by: str) -> None:
+        keeper = self._doorkeeper
+        asked = bool(hooks_of(keeper.authorize))
+        guards = () if asked else await self._store.hooks_of_unfinished()
+        await keeper.check_under(guards, action, "", by=by)
 
     async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
         """Delete a run that has ended, failed or is in quarantine, with all rows about it.

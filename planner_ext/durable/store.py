@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ from planner_ext.durable.listing import (
     OPEN,
     PAGE,
     STATUSES,
+    Hold,
     RunFilters,
     RunStats,
     Statuses,
@@ -82,6 +84,10 @@ _DUE = """
     WHERE status = 'paused' AND {which} AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
 """
 """The due runs of those that a condition chooses."""
+_HELD = "EXISTS (SELECT 1 FROM planner_settings WHERE name = 'hold')"
+_MAY_DRIVE = f"(status IN ({', '.join(map(repr, AT_REST))}) OR NOT {_HELD})"
+"""Whether a run may be claimed: the result of one that has ended is read even while all
+are paused."""
 _LISTED = "REPLACE(CAST(:{names} AS TEXT), '\n' || {column} || '\n', '') <> CAST(:{names} AS TEXT)"
 """Whether a column is one of the names that `_listed` joined."""
 _FREE = f"owner IS NULL AND deaths = 0 AND NOT {_LISTED.format(names='skip', column='run_id')}"
@@ -104,7 +110,8 @@ _TELL = f"""
 _CLAIM_FREE = f"""
     WITH free AS MATERIALIZED (
         SELECT run_id FROM planner_runs
-        WHERE {_FREE} AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= :now)
+        WHERE NOT {_HELD} AND {_FREE}
+              AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= :now)
               AND run_id IN (SELECT run_id FROM ({_DUE.format(which=_FREE)}) AS due)
         ORDER BY created_at, run_id LIMIT :limit {{skip_locked}}
     )
@@ -315,9 +322,9 @@ class JournalStore:
         tags: str | None = None,
     ) -> bool:
         """Insert a run; False if the name is taken."""
-        statement = """
+        statement = f"""
             INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs, tags)
-            VALUES (:run_id, :goal, :status, :owner, :at, :at, :inputs, :tags)
+            VALUES (:run_id, :goal, :status, CASE WHEN {_HELD} THEN NULL ELSE :owner END, :at, :at, :inputs, :tags)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
         values: dict[str, Value] = {
@@ -392,11 +399,13 @@ class JournalStore:
 
     async def record_and_due(
         self, run_id: str, *, now: float
-    ) -> tuple[RunRecord, bool]:
-        """Read a run's row, and whether it `continues`."""
-        rows = await self._rows(_RUN_AND_DUE, run_id=run_id, now=now)
+    ) -> tuple[RunRecord, bool, bool]:
+        """Read a run's row, whether it `continues`, and whether all runs are held."""
+        rows, held = await self.database.transact(
+            (_RUN_AND_DUE, {"run_id": run_id, "now": now}), (f"SELECT {_HELD}", {})
+        )
         record = _read_run(run_id, [row[:-1] for row in rows])
-        return record, bool(rows[0][-1])
+        return record, bool(rows[0][-1]), bool(held[0][0])
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
         """Read a run's facts after the first ``seen``."""
@@ -456,7 +465,7 @@ class JournalStore:
 
     async def stats(self, now: float) -> RunStats:
         """Read the numbers of the store, from indexes."""
-        statuses, retrying, oldest = await self.database.transact(
+        statuses, retrying, oldest, held = await self.database.transact(
             ("SELECT status, COUNT(*) FROM planner_runs GROUP BY status", {}),
             (
                 "SELECT COUNT(*) FROM planner_runs WHERE status = 'running' AND wake_at IS NOT NULL",
@@ -466,6 +475,7 @@ class JournalStore:
                 f"SELECT asked_at FROM planner_approvals WHERE {OPEN} ORDER BY asked_at LIMIT 1",
                 {"now": now},
             ),
+            ("SELECT value FROM planner_settings WHERE name = 'hold'", {}),
         )
         counts = {str(status): int(number or 0) for status, number in statuses}
         return RunStats(
@@ -473,6 +483,7 @@ class JournalStore:
             by_status={status: counts.get(status, 0) for status in STATUSES},
             retrying=int(retrying[0][0] or 0),
             oldest_approval_seconds=now - float(oldest[0][0] or 0) if oldest else None,
+            hold=Hold(**json.loads(str(held[0][0]))) if held else None,
         )
 
     async def marks(self, now: float) -> StoreMarks:
@@ -594,10 +605,10 @@ class JournalStore:
         counts: tuple[int, int] | None = None,
     ) -> bool:
         """Own a run whose owner is still ``seen``; store its deaths and progress."""
-        statement = """
+        statement = f"""
             UPDATE planner_runs
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
-            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen RETURNING run_id
+            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_MAY_DRIVE} RETURNING run_id
         """
         values: dict[str, Value] = {"run_id": run_id, "owner": owner}
         steps = [(statement, {**values, "seen": seen or ""})]
@@ -684,21 +695,50 @@ class JournalStore:
 
     async def changed_elsewhere(
         self, owner: str
-    ) -> list[tuple[str, bool, NewBudget | None, str]]:
-        """List a worker's runs that were ended, got a new budget, or were said something."""
+    ) -> tuple[list[tuple[str, bool, NewBudget | None, str]], bool]:
+        """List a worker's runs that were ended, got a new budget, or were said something; whether all are held."""
         statement = f"""
             SELECT run_id, status, new_budget, said FROM planner_runs
             WHERE owner = :owner
                   AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL OR said IS NOT NULL)
         """
         found: list[tuple[str, bool, NewBudget | None, str]] = []
-        for run_id, status, text, said in await self._rows(statement, owner=owner):
+        rows, held = await self.database.transact(
+            (statement, {"owner": owner}), (f"SELECT {_HELD}", {})
+        )
+        for run_id, status, text, said in rows:
             try:
                 new = read_new_budget(str(run_id), text)
                 found.append((str(run_id), status in ENDS, new, str(said or "")))
             except StoreError as error:
                 logger.error("A run does not get another budget: %s", error)
-        return found
+        return found, bool(held[0][0])
+
+    async def hold(self, hold: Hold | None) -> bool:
+        """Hold all runs, or release them; False if they are, or are not, held already."""
+        if hold is None:
+            statement = (
+                "DELETE FROM planner_settings WHERE name = 'hold' RETURNING name"
+            )
+            rows, *_ = await self.database.transact(
+                (statement, {}), *self.database.hints
+            )
+        else:
+            statement = """
+                INSERT INTO planner_settings (name, value) VALUES ('hold', :value)
+                ON CONFLICT DO NOTHING RETURNING name
+            """
+            rows = await self._rows(statement, value=json.dumps(asdict(hold)))
+        return bool(rows)
+
+    async def hooks_of_unfinished(self) -> tuple[str, ...]:
+        """Read the names of the ``authorize`` hooks of an unfinished run that has some."""
+        statement = f"""
+            SELECT run_id, inputs, ({_FIRST_FACT}) FROM planner_runs
+            WHERE status IN ('queued', 'running', 'paused') AND ({_IS_GUARDED}) LIMIT 1
+        """
+        rows = await self._rows(statement, hook=_HOOK)
+        return hooks_in(str(rows[0][0]), *rows[0][1:]) if rows else ()
 
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0

@@ -75,6 +75,8 @@ from planner_ext.engine.concurrency import contained_task, end_tasks, streams
 from planner_ext.engine.log import log_run, one_line
 from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
 
+logger = logging.getLogger(__name__)
+
 R = TypeVar("R")
 
 _ALONE_SECONDS = 30.0
@@ -209,7 +211,7 @@ class Runner:
                 run_arguments=ChainMap(arguments or {}, {**stored.inputs.arguments}),
             )
             kept = DrivenStore(writer, self.driven)
-            writer.budget.leaves = kept.leaves
+            writer.budget.check_stays = kept.check_stays
             if new is not None:
                 writer.budget.offer(new)
             writer.budget.say(said)
@@ -591,6 +593,7 @@ class WorkerPool:
     _interrupted: set[str] = field(default_factory=set[str])
     _watching: asyncio.Task[None] | None = None
     _taking: asyncio.Task[Any] | None = None
+    _is_leaving: bool = False
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -635,13 +638,19 @@ class WorkerPool:
     async def _next(self, job: Job[Any]) -> Next:
         """Return when a run is due here."""
         now = self.runner.clock.now()
-        record, continues = await self.runner.store.record_and_due(job.run_id, now=now)
+        record, continues, held = await self.runner.store.record_and_due(
+            job.run_id, now=now
+        )
         if not record.unfinished:
             return Next(record.status, None, ended=True)
         seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
         if self._is_refused(job):
             seconds = _REFUSED_SECONDS
-        elif job.run_id in self._changing or await self.claims.is_elsewhere(record):
+        elif (
+            held
+            or job.run_id in self._changing
+            or await self.claims.is_elsewhere(record)
+        ):
             seconds = _ELSEWHERE_SECONDS
         elif record.status == "paused" and continues:
             seconds = 0.0
@@ -680,6 +689,7 @@ class WorkerPool:
         driven = self.runner.driven
         if self._is_leaving:
             return
+        self._is_leaving = True
         driven.drain(self._interrupt)
         self.workers.announce("leaving")
         try:
@@ -713,23 +723,20 @@ class WorkerPool:
         for store in tuple(self.runner.driven.stores.values()):
             store.abandon()
 
-    @property
-    def _is_leaving(self) -> bool:
-        return self.runner.driven.is_draining
-
     def _interrupt(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
             self._interrupted.add(run_id)
             task.cancel()
 
     async def _watch_driven(self) -> None:
-        """Pass on new budgets and what is said, and cancel runs that were ended elsewhere."""
+        """Pass on new budgets and what is said, cancel runs that were ended elsewhere, and hold all runs."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
-                changed = await self.runner.store.changed_elsewhere(
+                changed, held = await self.runner.store.changed_elsewhere(
                     self.workers.worker_id
                 )
+                self._hold(held)
                 for run_id, ended, new, said in changed:
                     if (store := self.runner.driven.stores.get(run_id)) is None:
                         continue
@@ -738,6 +745,14 @@ class WorkerPool:
                     store.writer.budget.say(said)
                     if ended:
                         store.abandon()
+        self.runner.driven.hold(False)
+
+    def _hold(self, held: bool) -> None:
+        """Let runs start no further request or call, and give them up; or let them start again."""
+        if held is not self.runner.driven.is_held:
+            text = "paused" if held else "resumed"
+            logger.warning("All runs of the store are %s.", text)
+            self.runner.driven.hold(held)
 
     def _start_task(
         self, run_id: str, work: Coroutine[Any, Any, R]

@@ -1,6 +1,5 @@
 """Writes one run's journal into a store: each fact as a row, with the updates of the derived tables."""
 
-import asyncio
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -141,12 +140,12 @@ class StoredBudgetHandle(BudgetHandle):
     Attributes:
         taken: The last budget that the run took.
         line: The message that it took, as the store holds it, until the fact is stored.
-        leaves: Whether the run may do nothing more here.
+        check_stays: Raises an error if the run may do nothing more here.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.leaves: Callable[[], bool] = lambda: False
+        self.check_stays: Callable[[], None] = lambda: None
         self.taken = self._offered = self.line = ""
         self._said = dict[str, bool]()
 
@@ -172,9 +171,8 @@ class StoredBudgetHandle(BudgetHandle):
         return message.text, message.by
 
     def take(self) -> tuple[Budget, str] | None:
-        """Return the new limits and who set them, once; cancelled if the run may do nothing more here."""
-        if self.leaves():
-            raise asyncio.CancelledError
+        """Return the new limits and who set them, once; an error if the run may do nothing more here."""
+        self.check_stays()
         if (given := super().take()) is not None:
             self.taken = self._offered
         return given

@@ -24,6 +24,8 @@ _NO_HOOK = (
 _PHRASES: Mapping[RunAction, str] = {
     "set_budget": "set the budget of",
     "say": "write to",
+    "pause_all": "pause all",
+    "resume_all": "resume all",
 }
 
 
@@ -50,7 +52,8 @@ def phrase_of(request: DecisionRequest) -> str:
     """Say who may not do what: the beginning of a refusal."""
     who = shown(request.by) if request.by else "An unnamed person"
     what = _PHRASES.get(request.action, request.action)
-    on = f"run {request.run_id!r}" if request.call is None else repr(request.call.id)
+    run = f"run {request.run_id!r}" if request.run_id else "runs"
+    on = run if request.call is None else repr(request.call.id)
     return f"{who} may not {what} {on}"
 
 

@@ -106,3 +106,21 @@ def test_a_run_or_filters_are_given(command: Command, words: tuple[str, ...]) ->
     assert (refused.code, refused.out) == (2, "")
     assert "give the name of one run, or filters" in refused.words
     assert statuses(command) == {"a": "queued"}
+
+
+def test_all_runs_are_paused_and_resumed(command: Command) -> None:
+    """A worker drives none meanwhile; the numbers of the store say since when, by whom and why."""
+    submit(command, "a", tag="test")
+    pause = ("runs", "pause-all", *STORE, "--by", "ann", "--reason", "wrong account")
+    assert (command(*pause).code, command(*pause).code) == (0, 1)
+    shown = command("runs", "stats", *STORE).out.splitlines()[-1]
+    assert shown.startswith("all paused          since ")
+    assert shown.endswith("by ann: wrong account")
+    assert command("runs", "stats", *STORE, "--json").document["hold"]["by"] == "ann"
+    work = ("worker", *STORE, "--once", "--app", "till:app")
+    assert command(*work).code == 0
+    assert statuses(command) == {"a": "queued"}
+    assert command("runs", "resume-all", *STORE).code == 0
+    assert command("runs", "resume-all", *STORE).code == 1
+    assert command(*work).code == 0
+    assert statuses(command) == {"a": "paused"}
