@@ -26,7 +26,7 @@ from planner_ext.durable import (
     PendingApproval,
 )
 from planner_ext.durable.inputs import SaidMessage
-from planner_ext.readable.parts import changes_of, parts_of
+from planner_ext.readable.parts import MOST_LINES, changes_of, parts_of
 from planner_ext.readable.text import exact, exact_json, visible
 
 group = typer.Typer(rich_markup_mode=None)
@@ -247,7 +247,7 @@ async def _decide(
     console.say(f"{exact(args.id)} {_effect(call, decision)}")
     if isinstance(decision, Approve) and decision.arguments is not None:
         changes = changes_of(call.arguments, decision.arguments)
-        for line in drawn_parts(console, changes, fold=False):
+        for line in drawn_parts(console, changes):
             console.print_line(line)
     return ExitCode.ANSWERED
 
@@ -354,12 +354,12 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
         if call.expires_at is None
         else f"; open until {moment_text(call.expires_at)}"
     )
-    parts = [] if _question(call) else _arguments(Terminal(), call, fold=True)
+    parts = [] if _question(call) else _arguments(call, MOST_LINES)
     lines = [
         Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
         Text(f"    {_question(call) or exact(call.fully_qualified_name)}"),
-        *(Text("      ") + line for line in parts),
         *(Text(f"    {text}") for text in _words(call)),
+        *(Text("      ") + line for line in parts),
         Text(
             f"    for {', '.join(map(exact, call.roles))} to decide"
             if call.roles
@@ -373,8 +373,9 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
     return filter(None, lines)
 
 
-def _arguments(console: Terminal, call: PendingApproval, *, fold: bool) -> list[Text]:
-    return drawn_parts(console, parts_of(call.arguments, call.parameters), fold=fold)
+def _arguments(call: PendingApproval, most: int | None = None) -> list[Text]:
+    parts = parts_of(call.arguments, call.parameters)
+    return drawn_parts(Terminal(), parts, most=most)
 
 
 def _words(call: PendingApproval) -> list[str]:
@@ -424,5 +425,5 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         if value:
             console.print_line((f"{name:<13}", "dim"), value, indent=13)
         if name == "goal" and not question:
-            for line in _arguments(console, call, fold=False):
+            for line in _arguments(call):
                 console.print_line(line)

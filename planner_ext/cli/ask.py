@@ -158,7 +158,7 @@ class ApprovalPrompt:
 
     def _print_changes(self, changes: Sequence[Part]) -> None:
         width = self._console.text_width
-        for line in drawn_parts(self._console, changes, fold=False, width=width):
+        for line in drawn_parts(self._console, changes, width=width):
             self._console.print(line, soft_wrap=True)
         if not changes:
             self._say("Nothing is changed.")

@@ -31,17 +31,22 @@ _NARROWEST = 10
 
 
 def drawn_parts(
-    console: Terminal, parts: Iterable[Part], *, fold: bool, width: int | None = None
+    console: Terminal,
+    parts: Iterable[Part],
+    *,
+    most: int | None = None,
+    width: int | None = None,
 ) -> list[Text]:
     """Draw parts as lines.
 
     Args:
         console: Where they are printed.
         parts: The parts.
-        fold: Whether the middle of a long part is counted only.
+        most: The lines or rows of a part; the middle of a longer one is counted only.
+            None draws all.
         width: The cells of a line; None does not wrap.
     """
-    drawing = _Drawing(console, fold, width)
+    drawing = _Drawing(console, most, width)
     return [line for part in parts for line in drawing.part(part)]
 
 
@@ -67,9 +72,9 @@ def with_note(lines: Folded[Text], noun: str) -> list[Text]:
 
 
 class _Drawing:
-    def __init__(self, console: Terminal, fold: bool, width: int | None) -> None:
+    def __init__(self, console: Terminal, most: int | None, width: int | None) -> None:
         self._console = console
-        self._fold = fold
+        self._most = most
         self._width = width
 
     def part(self, part: Part) -> Iterator[Text]:
@@ -82,21 +87,27 @@ class _Drawing:
             return
         label += Text(f" ({self._console.encodable(note)})" if note else "", "dim")
         yield from wrapped(self._console, label + Text(":"), self._width, 4)
-        drawn = self._rows(part) if part.kind == "table" else self._lines(part)
-        noun = "rows" if part.kind == "table" else "lines"
-        shown = with_note(folded(drawn), noun) if self._fold else drawn
-        gutter = 0 if part.kind == "table" else len(str(len(part.lines))) + 4
+        most = part.size if self._most is None else self._most
+        if part.kind == "table":
+            head, *rows = self._rows(part)
+            shown = [head, *with_note(folded(rows, most), "rows")]
+        else:
+            lines = folded(numbered(part.lines), most)
+            width = 0 if part.kind == "change" else len(str(part.size))
+            drawn = (
+                [self._numbered(one, width, part) for one in some] for some in lines
+            )
+            shown = with_note(Folded(*drawn), "lines")
+        gutter = 0 if part.kind == "table" else len(str(part.size)) + 4
         for line in shown:
             yield from wrapped(self._console, Text("  ") + line, self._width, gutter)
 
-    def _lines(self, part: Part) -> list[Text]:
-        if part.kind == "change":
-            return [self._line(line, part) for line in part.lines]
-        width = len(str(len(part.lines)))
-        return [
-            Text(f"{number:>{width}}  ", "dim") + self._line(line, part)
-            for number, line in numbered(part.lines)
-        ]
+    def _numbered(self, numbered: tuple[str, Line], width: int, part: Part) -> Text:
+        number, line = numbered
+        lead = Text(f"{number:>{width}}  " if width else "", "dim")
+        drawn = lead + self._line(line, part)
+        drawn.rstrip()
+        return drawn
 
     def _rows(self, part: Part) -> list[Text]:
         """Draw a table, or where it is too wide, its rows as names and values."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self, cast, get_args
@@ -28,7 +28,7 @@ from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
-from planner_ext.readable.parts import folded, parts_of
+from planner_ext.readable.parts import MOST_LINES, Folded, Part, folded, parts_of
 from planner_ext.readable.text import exact, exact_json, visible, visible_line
 
 _RAN = get_args(facts.FunctionOutcome)
@@ -36,6 +36,8 @@ _RAN = get_args(facts.FunctionOutcome)
 
 _SPINNER_CELLS = 3
 """Cells of a line that the spinner gets."""
+_FEWEST_LINES = 4
+"""The lines of a part, and of all arguments, that are shown at least."""
 _FRAME_CELLS = 4
 """Cells of a line that its frame gets."""
 
@@ -366,18 +368,16 @@ def print_pending(
     arguments = list[Text]()
     is_whole = True
     if not asks:
+        question = folded(prompt, lines // 2) if lines else Folded(prompt, (), ())
+        prompt = with_note(question, "lines")
+        # The arguments get the lines that the question leaves.
+        room = lines and max(lines - len(prompt), _FEWEST_LINES)
         parts = parts_of(call.arguments, call.parameters)
-        arguments = drawn_parts(
-            console, parts, fold=lines is not None, width=width
-        ) or [Text("no arguments", "dim")]
-        if lines is not None:
-            is_whole = not any(part.is_folded for part in parts)
-            # The arguments get the lines that the question leaves.
-            question = folded(prompt, lines // 2)
-            prompt = with_note(question, "lines")
-            rest = folded(arguments, max(lines - len(prompt), 4))
-            arguments = with_note(rest, "lines")
-            is_whole = is_whole and not question.middle and not rest.middle
+        arguments, most = _fitting(console, parts, width, room)
+        rest = folded(arguments, room) if room else Folded(arguments, (), ())
+        arguments = with_note(rest, "lines") or [Text("no arguments", "dim")]
+        fits = most is None or all(part.size <= most for part in parts)
+        is_whole = fits and not question.middle and not rest.middle
     facts = {
         "function": "" if asks else _function_text(call),
         "call": f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}",
@@ -400,6 +400,20 @@ def print_pending(
     body = Text("\n").join([*(prompt if said else ()), *arguments, *rows])
     console.print_framed(body, f"{title}, and {more} more" if more else title, "yellow")
     return not is_whole
+
+
+def _fitting(
+    console: Terminal, parts: Sequence[Part], width: int, room: int | None
+) -> tuple[list[Text], int | None]:
+    """Draw parts with so many lines each that all fit the room; return how many."""
+    if room is None:
+        return drawn_parts(console, parts, width=width), None
+    most = MOST_LINES
+    drawn = drawn_parts(console, parts, most=most, width=width)
+    while len(drawn) > room and most > _FEWEST_LINES:
+        most -= 1
+        drawn = drawn_parts(console, parts, most=most, width=width)
+    return drawn, most
 
 
 def _function_text(call: ToolCall) -> str:

@@ -17,7 +17,13 @@ from planner_ext.core.values import frozen
 from planner_ext.durable.records import PendingApproval
 from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
-from planner_ext.readable.parts import Part, changes_of, parts_of, parts_written
+from planner_ext.readable.parts import (
+    MOST_LINES,
+    Part,
+    changes_of,
+    parts_of,
+    parts_written,
+)
 from planner_ext.readable.text import exact, exact_json, visible
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
@@ -266,7 +272,7 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     question = call.arguments.get("question") if asks else call.prompt
     shown = visible(question) if isinstance(question, str) else exact_json(question)
     parts = () if asks else parts_of(call.arguments, call.parameters)
-    in_full = not any(part.is_folded for part in parts)
+    in_full = all(part.size <= MOST_LINES for part in parts)
     size = len(exact_json(dict(call.arguments))) + len(shown)
     kind: Kind = "question" if asks else "in doubt" if call.in_doubt else "call"
     return Waiting(

@@ -92,9 +92,9 @@ class Part:
         return sum(piece.kind == "mark" for line in lines for piece in line)
 
     @property
-    def is_folded(self) -> bool:
-        """Whether its middle is folded."""
-        return len(self.rows or self.lines) > MOST_LINES
+    def size(self) -> int:
+        """The number of its lines or rows."""
+        return len(self.rows or self.lines)
 
 
 class Folded(NamedTuple, Generic[_T]):
@@ -109,7 +109,7 @@ def folded(items: Sequence[_T], most: int = MOST_LINES) -> Folded[_T]:
     """Fold the middle of what is too long; its note takes a line."""
     if len(items) <= most:
         return Folded(items, (), ())
-    tail = max((most - 1) // 3, 1)
+    tail = max((most - 1) // 2, 1)
     head = max(most - 1 - tail, 1)
     return Folded(items[:head], items[head:-tail], items[-tail:])
 
@@ -282,12 +282,17 @@ def _text_lines(text: str, language: str = "") -> list[Line]:
                 left = max(starts[token] - place, start)
                 right = min(starts[token + 1] - place, end)
                 pieces.append(Piece(line[left:right], kinds[token]))
-        lines += _cut(pieces)
         place += len(line) + 1
+        if place == len(text):
+            lines += _cut([*pieces, _END])
+            break
+        lines += _cut(pieces)
     return lines
 
 
 _TAB = Piece("→   ", "quiet")
+_END = Piece("⏎", "quiet")
+"""The end of a text's last line, if it has one."""
 _QUIET = {
     ("\\t", True): _TAB,
     ("\\t", False): _TAB,

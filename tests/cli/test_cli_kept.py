@@ -42,7 +42,7 @@ def test_what_waits_is_listed_exactly_as_it_will_run(command: Command) -> None:
     listed = command("approvals", "list", *STORE)
     assert (listed.code, listed.err) == (0, "")
     assert listed.out.startswith(
-        f"{CALL}\n    shop-refund\n      order: A-1007\n      amount: 98.0\n"
+        f"{CALL}\n    shop-refund\n    May this money go back?\n      order: A-1007\n      amount: 98.0\n"
     )
     assert "May this money go back?" in listed.out
     (waiting,) = json.loads(command("approvals", "list", *STORE, "--json").out)
