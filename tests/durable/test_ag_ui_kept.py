@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ag_ui.core import (
@@ -14,6 +15,9 @@ from ag_ui.core import (
     SystemMessage,
     Tool,
 )
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.exceptions import ServiceInvalidAuthError
 from semantic_kernel.functions import kernel_function
@@ -31,6 +35,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
 from support.durable import on_sqlite, open_runs, planner_of, store_neutral, turn
 
@@ -541,3 +546,66 @@ async def test_the_application_names_the_runs(store: str) -> None:
         await world.run(runs, other, other.look(), run_id="bob:thread")
         assert [one.run_id for one in await runs.list()] == ["eve:thread"]
     assert other.messages == []
+
+
+CALLS = {
+    "price": call("shop-price", {"article": "lamp"}, id="c"),
+    "fails": call("shop-price", {"article": "cup"}, id="c"),
+    "unknown": call("shop-sell", id="d"),
+    "malformed": call("shop-price", '{"article"'),
+    "refund": call("shop-refund", {"amount": 5}),
+    "mail": call("shop-mail"),
+    "colour": call("ag_ui-colour", {"colour": "red"}),
+    "ask": call("UserInteraction-AskUser", {"question": "Which one?"}),
+    "hand over": call("UserInteraction-SendFinalAnswer", {"answer": "42"}),
+}
+BATCHES = st.lists(
+    st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3), max_size=3
+)
+PAYLOADS = st.lists(
+    st.sampled_from([APPROVE, {"approved": False}, {"answer": "the lamp"}, None]),
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=15)
+@drawn(BATCHES, PAYLOADS, st.booleans(), st.sampled_from(["So.", None]))
+async def test_every_window_shows_the_same_thread(
+    batches: list[list[str]], payloads: list[object], insists: bool, text: str | None
+) -> None:
+    """What a front end made of the streams is what a page reads that is loaded then; servers accept what is sent."""
+    begins = [calls(*(CALLS[name] for name in batch), text=text) for batch in batches]
+
+    def script(request: ScriptedRequest) -> ScriptedReply:
+        return begins.pop(0) if begins else say("Fine.")
+
+    given: dict[str, Any] = {"tools": [COLOUR]}
+    front = FrontEnd()
+    with TemporaryDirectory() as folder:
+        world = World(
+            Path(folder) / "runs.db",
+            script,
+            interceptors=[defer_front_end_tools],
+            require_final_answer_function=insists,
+        )
+        async with world.server() as runs:
+            run_input = front.ask("Go.", **given)
+            for _ in range(6):
+                end = await world.run(runs, front, run_input, by="mia")
+                page = FrontEnd()
+                await world.run(runs, page, page.look(**given), by="mia", follow=0.0)
+                shown = {one.id: one for one in front.messages}
+                assert [shown[one.id] for one in page.messages] == page.messages
+                for call_id in front.unanswered("colour"):
+                    front.send_result(call_id, "It is red.")
+                answers = [
+                    payloads.pop() if payloads else None for _ in front.interrupts
+                ]
+                waits = end.metadata["planner_ext"]["status"] in ("paused", "asked")
+                run_input = (
+                    front.answer(*answers, **given)
+                    if waits
+                    else front.ask("And?", **given)
+                )
+    sent = {"model": "any", "messages": world.service.requests[-1].messages}
+    assert find_violation(sent) is None
