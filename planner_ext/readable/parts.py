@@ -159,7 +159,9 @@ def _plain_lines(arguments: Mapping[str, Any], name: str) -> list[Line]:
     if name not in arguments:
         return []
     value = arguments[name]
-    return _text_lines(value) if isinstance(value, str) else _json_lines(value)
+    if not isinstance(value, str):
+        return _json_lines(value)
+    return _text_lines(value) if _has_text(value) else [_short(value)]
 
 
 def _changed(before: list[Line], after: list[Line]) -> Iterator[Line]:
@@ -244,7 +246,8 @@ def _text(
         lines = tuple(_json_lines(value))
         return Part(label=label, kind="json", note=note, lines=lines, **more)
     language = _language_of(label, text, schema)
-    if not language and not _has_text(text):
+    is_short = not _has_text(text) and not text.startswith(("{", "["))
+    if not language and is_short:
         return Part(label=label, kind="value", lines=(_short(text),), **more)
     kind: Kind = "sql" if language == "sql" else "code" if language else "text"
     note = {"sql": "SQL", "code": ""}.get(language, language.capitalize())
