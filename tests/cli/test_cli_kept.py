@@ -104,6 +104,21 @@ def test_edited_arguments_that_do_not_fit_are_refused(
 
 
 @pytest.mark.usefixtures("paused")
+def test_an_argument_is_edited_in_an_editor(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name alone opens it; what the edit changes is printed. Without an editor the name needs a value."""
+    monkeypatch.delenv("EDITOR", raising=False)
+    monkeypatch.delenv("VISUAL", raising=False)
+    refused = command("approvals", "edit", CALL, "order", *STORE)
+    assert (refused.code, "EDITOR" in refused.err) == (2, True)
+    monkeypatch.setenv("EDITOR", "sed -i s/1007/1008/")
+    edited = command("approvals", "edit", CALL, "order", *STORE)
+    assert edited.code == 0
+    assert "order:\n  - A-1007\n  + A-1008\n" in edited.out
+
+
+@pytest.mark.usefixtures("paused")
 def test_arguments_may_be_given_whole_and_a_result_in_their_place(
     command: Command, here: Path
 ) -> None:

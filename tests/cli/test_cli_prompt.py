@@ -231,6 +231,47 @@ def test_all_of_a_long_call_is_shown_on_request(
     assert "line 1000." in whole
 
 
+def test_a_text_is_edited_in_the_persons_editor(
+    command: Command, typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The editor has the text itself; what it changed is shown, and counts once the person agrees."""
+    monkeypatch.setenv("EDITOR", "sed -i s/lamb/lamp/")
+    typed += ["e", "nothing", "article", "e", "article", "y"]
+    with ScriptedOpenAIServer(
+        [call("shop-price", {"article": "lamb"}), say("Fine.")]
+    ) as server:
+        outcome = command(*ASK, *at(server))
+        result = str(server.requests[-1].messages[-1]["content"])
+    assert (outcome.code, typed) == (0, [])
+    assert "There is no argument nothing." in outcome.err
+    assert "  - lamb\n  + lamp\n" in outcome.err
+    assert "42" in result
+
+
+def test_an_editor_that_fails_changes_nothing(
+    command: Command, typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person is told, and asked again."""
+    monkeypatch.setenv("EDITOR", "false")
+    typed += ["e", "article", "", "d", ""]
+    with ScriptedOpenAIServer(
+        [call("shop-price", {"article": "x"}), say("Fine.")]
+    ) as server:
+        outcome = command(*ASK, *at(server))
+    assert (outcome.code, typed) == (0, [])
+    assert "cannot be edited" in outcome.err
+
+
+def test_the_exact_json_is_shown_on_request(command: Command, typed: list[str]) -> None:
+    """What is decided on, as JSON with everything in it visible."""
+    typed += ["j", "d", ""]
+    with ScriptedOpenAIServer(
+        [call("shop-price", {"article": "a\nb"}), say("Fine.")]
+    ) as server:
+        outcome = command(*ASK, *at(server))
+    assert '"article": "a\\nb"' in outcome.err
+
+
 def test_scripted_answers_in_a_pipe_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe has no typing ahead: each line answers its question."""
     read, write = os.pipe()
