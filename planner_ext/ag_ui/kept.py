@@ -32,7 +32,7 @@ from planner_ext.ag_ui.inputs import (
     text_of,
     with_tools,
 )
-from planner_ext.approval.decisions import Deny, ToolCall
+from planner_ext.approval.decisions import Deny
 from planner_ext.core.errors import EndedRunError
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
@@ -302,6 +302,8 @@ class _Thread:
     async def _is_own(self, call: "PendingApproval") -> bool:
         if is_tool(call):
             return True
+        if any(vote.by == self.by for vote in call.votes):
+            return False
         return await self.client.approvals().may_decide(call, by=self.by)
 
 
@@ -315,6 +317,7 @@ async def _is_due(handle: "RunHandle[Any]", deadline: float | None) -> bool:
     return True
 
 
-def _waiting(call: ToolCall) -> str:
+def _waiting(call: "PendingApproval") -> str:
     what = call.prompt if call.kind == "question" else call.fully_qualified_name
-    return f"{what} waits for {', '.join(call.roles) or 'a decision'}."
+    votes = f", approved by {call.tally}" if call.tally else ""
+    return f"{what} waits for {', '.join(call.roles) or 'a decision'}{votes}."

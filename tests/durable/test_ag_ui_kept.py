@@ -22,7 +22,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.exceptions import ServiceInvalidAuthError
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Approve, Runs, requires_approval
+from planner_ext import ApprovalPolicy, Approve, Runs, requires_approval
 from planner_ext.ag_ui import ag_ui_kept_events, defer_front_end_tools
 from planner_ext.durable import Approvals, RetryPolicy
 from planner_ext.hitl_manager import ApprovalSettings, DecisionRequest, Deny
@@ -343,6 +343,26 @@ async def test_of_two_calls_each_person_decides_their_own(store: str) -> None:
         "sent",
         "refunded 5.0",
     }
+
+
+@on_sqlite
+async def test_two_users_approve_a_call_each_in_their_own_window(store: str) -> None:
+    """Who has voted gets no further interrupt, and reads how many have; the other one's vote lets it run."""
+    rule = {"function": "mail", "action": "ask", "quorum": 2}
+    two = ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})
+    script: Script = [call("shop-mail", id="mail"), say("Done.")]
+    world = World(store, script, interceptors=[two])
+    front, other = FrontEnd(), FrontEnd()
+    async with world.server() as runs:
+        await world.run(runs, front, front.ask("Mail."))
+        end = await world.run(runs, front, front.answer(APPROVE), follow=0.0)
+        assert end.outcome.type == "success"
+        waits = "shop-mail waits for a decision, approved by 1 of 2: eve."
+        assert texts(front)[-1] == ("assistant", waits)
+        await world.run(runs, other, other.look(), by="mia")
+        assert len(other.interrupts) == 1
+        await world.run(runs, other, other.answer(APPROVE), by="mia")
+    assert texts(other)[-2:] == [("tool", "sent"), ("assistant", "Done.")]
 
 
 async def test_a_question_of_the_model_is_answered_in_the_chat(store: str) -> None:

@@ -6,8 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from semantic_kernel.connectors.ai import (
+    FunctionChoiceBehavior,
+    PromptExecutionSettings,
+)
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.filters import FilterTypes
 
-from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
+from planner_ext import (
+    ApprovalFilter,
+    ApprovalPolicy,
+    Approve,
+    Deny,
+    FunctionInvokingChatCompletion,
+    ToolCallHandler,
+    ToolUseSession,
+)
 from planner_ext.core.facts import CallDecided
 from planner_ext.durable import (
     ApprovalRefusedError,
@@ -21,7 +35,6 @@ from planner_ext.durable import (
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Supply
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
-from planner_ext.session import ToolUseSession
 from support.durable import (
     GOAL,
     effects_in,
@@ -326,6 +339,28 @@ async def test_an_approver_is_one_person(store: str, tmp_path: Path) -> None:
     assert (paused.status, asked) == ("paused", [])
 
 
+@on_sqlite
+async def test_others_are_asked_after_the_vote(store: str, tmp_path: Path) -> None:
+    """A further question about the call is put once two have approved it, and its own terms hold."""
+    planner, kernel = world(tmp_path / "effects", pays, interceptors=[TWO])
+    boss = policy(quorum=1, roles=["lead"], reason="Boss?")
+    kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(boss))
+    async with open_runs(store, authorize=of_staff, poll_seconds=0.01) as runs:
+        handle = await runs.start(planner, kernel, GOAL, run_id="r")
+        await handle.result()
+        async with voting(store, authorize=of_staff) as approvals:
+            await approvals.decide(ID, Approve(by="ann"))
+            await approvals.decide(ID, Approve(by="bo"))
+            assert (await handle.result()).status == "paused"
+            item = await waiting(store)
+            assert (item.tally, item.prompt, item.roles) == ("", "Boss?", ("lead",))
+            assert "ann, bo approved the call" in item.problem
+            await approvals.decide(ID, Approve(by="lee"))
+        ended = await handle.result()
+    assert (decided_in(ended).by, decided_in(ended).votes) == ("lee", ())
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
 # Several processes, and kills
 
 
@@ -378,6 +413,30 @@ async def test_votes_survive_a_kill(
         assert lives.live(pay_life, store, tmp_path, PLANNER_EXT_CRASH_AT=point) == -9
     ended = await drive(store, tmp_path)
     assert decided_in(ended).votes == ("ann", "bo")
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+@on_sqlite
+async def test_a_call_in_doubt_is_voted_on_once_more(
+    store: str, tmp_path: Path, lives: Lives
+) -> None:
+    """Whether it runs again takes as many persons; that it was done says one."""
+    await drive(store, tmp_path)
+    async with voting(store) as approvals:
+        await approvals.decide(ID, Approve(by="ann"))
+        await approvals.decide(ID, Approve(by="bo"))
+        killed = lives.live(
+            pay_life, store, tmp_path, PLANNER_EXT_CRASH_AT="after_intent"
+        )
+        assert killed == -9
+        assert (await drive(store, tmp_path)).status == "paused"
+        item = await waiting(store)
+        assert (item.in_doubt, item.tally) == (True, "0 of 2")
+        await approvals.decide(item.id, Approve(by="ann"))
+        assert (await drive(store, tmp_path)).status == "paused"
+        await approvals.decide(item.id, Approve(by="cy"))
+    ended = await drive(store, tmp_path)
+    assert decided_in(ended).votes == ("ann", "cy")
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
@@ -505,6 +564,16 @@ async def test_it_needs_a_store(asks: ApprovalPolicy, tmp_path: Path) -> None:
     session = ToolUseSession(kernel, interceptors=[asks])
     with pytest.raises(PlannerInvalidConfigurationError, match=wanted):
         await session.prompt("Pay.")
+    handler = ToolCallHandler(kernel, interceptors=[asks])
+    history = ChatHistory()
+    history.add_user_message("Pay.")
+    with pytest.raises(PlannerInvalidConfigurationError, match=wanted):
+        await anext(handler.invoke(history))
+    auto = FunctionChoiceBehavior.Auto()
+    settings = PromptExecutionSettings(function_choice_behavior=auto)
+    service = FunctionInvokingChatCompletion(kernel.get_service(), interceptors=[asks])
+    with pytest.raises(PlannerInvalidConfigurationError, match=wanted):
+        await service.get_chat_message_contents(history, settings, kernel=kernel)
 
 
 async def test_a_quorum_behind_a_function_is_not_taken_for_one_yes(
