@@ -126,6 +126,9 @@ class Approvals:
         Raises:
             ApprovalRefusedError: If no call has this id, or its row was altered.
         """
+        return await self._shown(approval_id, self._clock.now())
+
+    async def _shown(self, approval_id: str, now: float) -> PendingApproval:
         if not isinstance(approval_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
             raise ApprovalRefusedError(
                 f"approval_id must be the id of a call; got {shown(approval_id)}. Pass its .id."
@@ -135,7 +138,7 @@ class Approvals:
             raise ApprovalRefusedError(
                 f"No call with the id {approval_id!r} ever waited in this store. List what waits to see the ids."
             )
-        return read_approval(row, refused, now=self._clock.now())
+        return read_approval(row, refused, now=now)
 
     async def refused(self, run_id: str) -> list[DecisionRecord]:
         """List the refused decisions on a run's calls, with their reasons; raise `StoreError` if one is damaged."""
@@ -176,8 +179,8 @@ class Approvals:
                 call has roles, or its run began under a hook; or a vote's name is not
                 verified.
         """
-        approval = await self.show(approval_id)
         at = self._clock.now()
+        approval = await self._shown(approval_id, at)
         then: list[Step] = []
         votes: list[DecisionRecord] = []
         try:
@@ -209,8 +212,9 @@ class Approvals:
         if counts:
             return True
         now = await self.show(approval_id)
-        if now.status == "open" and now.votes != approval.votes:
-            return await self.decide(approval_id, decision)  # another vote was first
+        is_same = now.status == "open" and now.fingerprint == fingerprint
+        if is_same and now.votes != approval.votes:  # another vote was first
+            return await self.decide(approval_id, decision)
         first = now.decision
         problem = "The call did not wait any more."
         if first is not None:

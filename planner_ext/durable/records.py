@@ -216,15 +216,12 @@ class PendingApproval(ToolCall):
         """
         if self.quorum == 1:
             return ""
-        early = [
-            one.by
-            for one in self.votes
-            if self.is_escalated and self.escalates_at and one.at < self.escalates_at
-        ]
-        now = [one.by for one in self.votes[len(early) :]]
-        text = ": ".join(filter(None, (f"{len(now)} of {self.quorum}", ", ".join(now))))
+        since = self.escalates_at if self.is_escalated else None
+        early = [one.by for one in self.votes if since and one.at < since]
+        now = [one.by for one in self.votes if not (since and one.at < since)]
+        names = f": {', '.join(now)}" if now else ""
         before = f"; before it was escalated: {', '.join(early)}" if early else ""
-        return f"{text}{before}"
+        return f"{len(now)} of {self.quorum}{names}{before}"
 
 
 _TEXTS = (

@@ -364,6 +364,47 @@ async def test_others_are_asked_after_the_vote(store: str, tmp_path: Path) -> No
 # Several processes, and kills
 
 
+async def test_a_vote_that_another_one_overtakes_is_counted_with_it(
+    store: str, tmp_path: Path
+) -> None:
+    """While one person's vote is checked, the other's is stored: both count, and make the decision."""
+    await drive(store, tmp_path)
+    others = ["bo"]
+
+    async def overtaken(request: DecisionRequest) -> bool:
+        while others:
+            async with voting(store) as approvals:
+                assert await approvals.decide(ID, Approve(by=others.pop()))
+        return True
+
+    async with voting(store, authorize=overtaken) as approvals:
+        assert await approvals.decide(ID, Approve(by="ann"))
+    assert decided_in(await drive(store, tmp_path)).votes == ("bo", "ann")
+
+
+@on_sqlite
+async def test_a_vote_that_an_edit_overtakes_is_none(
+    store: str, tmp_path: Path
+) -> None:
+    """It was given for other arguments than now wait."""
+    await drive(store, tmp_path)
+    edits = [Approve({"amount": 4}, by="bo")]
+    async with voting(store) as approvals:
+        await approvals.decide(ID, Approve(by="cy"))
+
+    async def overtaken(request: DecisionRequest) -> bool:
+        while edits:
+            async with voting(store) as approvals:
+                assert await approvals.decide(ID, edits.pop())
+            await drive(store, tmp_path)
+        return True
+
+    async with voting(store, authorize=overtaken) as approvals:
+        assert not await approvals.decide(ID, Approve(by="ann"))
+    item = await waiting(store)
+    assert (item.tally, dict(item.arguments)) == ("0 of 2", {"amount": 4})
+
+
 def vote_at_once(store: str, name: str, start: Any) -> None:
     """Vote as a person of a process of its own, at the same moment as the others."""
 
