@@ -202,6 +202,11 @@ add_group(
     "List, show, resume, retry, fork, cancel, delete, move and back up runs.",
 )
 add_group(
+    "store",
+    "planner_ext.cli.migrate",
+    "Check and migrate the tables of a store.",
+)
+add_group(
     "approvals",
     "planner_ext.cli.approvals",
     "List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",

@@ -324,6 +324,7 @@ class SubmitArgs(ApprovalArgs, AppArgs):
         argument: An argument of the application, as JSON or text; may be repeated. One
             that the worker's application sets itself is not replaced.
         tag: A text by which to find the run; may be repeated.
+        create: Create the store if it does not exist.
     """
 
     goal: Goal
@@ -331,6 +332,7 @@ class SubmitArgs(ApprovalArgs, AppArgs):
     run_id: Name = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
+    create: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

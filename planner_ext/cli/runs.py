@@ -63,13 +63,13 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
     lacks them refuses it.
 
     Examples:
-      planner-ext runs submit "Refund order 7." --store runs.db --run-id order-7
+      planner-ext runs submit "Refund order 7." --store runs.db --create --run-id order-7
       planner-ext runs submit "Refund order 7." --store runs.db --argument tenant=acme --max-tool-calls 5
       planner-ext runs submit "Refund order 7." --store runs.db --policy policy.yaml
     """
     given = limits.given()
     budget = Budget(**given) if given else None
-    async with opened_client(args.store, args.hooks, create=True) as client:
+    async with opened_client(args.store, args.hooks, create=args.create) as client:
         submitted = await client.submit(
             args.goal,
             run_id=args.run_id,

@@ -5,7 +5,8 @@ a PostgreSQL database. A restored copy repeats what its unfinished runs did sinc
 cancel or check these before a worker starts. ``planner-ext runs prune --older-than 30d
 --status answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs
 import`` adds it again. A version refuses the store, and the rows of a journal, of a
-newer one.
+newer one, unless the store allows it; ``planner-ext store migrate`` alone changes the
+tables of a store.
 
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
     worker           claims runs, and drives them to their next pause or end
@@ -23,6 +24,7 @@ newer one.
     records          the values in rows: runs, approvals, decisions
     inputs           what a run is submitted with, a new budget, and what is said to it, as JSON
     listing          filters for a list of runs, and the numbers of a store
+    migration        changes the tables to the schema that this version needs
     archive          a run as a JSON document, exported and imported
     gauge            the metric of what waits
     options          the options of a worker, and when it retries a run
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.grants import GrantRecord
     from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs, SaidMessage
-    from planner_ext.durable.listing import RunFilters, RunStats, StoreMarks
+    from planner_ext.durable.listing import Hold, RunFilters, RunStats, StoreMarks
     from planner_ext.durable.notices import NoticeRecord, RunNotice
     from planner_ext.durable.options import RetryPolicy, WorkerOptions
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
@@ -67,6 +69,7 @@ __all__ = [
     "DurablePlanner",
     "Grant",
     "GrantRecord",
+    "Hold",
     "Next",
     "NoEffect",
     "NotAuthorizedError",
@@ -107,7 +110,7 @@ _MODULES = {
     "durable.inputs": ("RunInputs", "SaidMessage"),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
-    "durable.listing": ("RunFilters", "RunStats", "StoreMarks"),
+    "durable.listing": ("Hold", "RunFilters", "RunStats", "StoreMarks"),
     "durable.options": ("RetryPolicy", "WorkerOptions"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.runs": ("RunResult", "Runs", "RunsClient", "SubmittedRun"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
+from planner_ext.core.values import frozen
 from planner_ext.durable.errors import StoreError
 
 Value: TypeAlias = str | int | float | None
@@ -116,16 +117,13 @@ BUDGET_TABLES = (
 )
 """The tables of `planner_ext.budgets`, which says what they hold."""
 
-TABLE_SCHEMA = 1
-"""The schema number of the tables. One line per number. 1: the first."""
-
 CREATE_TABLES: tuple[str, ...] = (
     """
     CREATE TABLE planner_schema (
-        schema INTEGER PRIMARY KEY
+        schema INTEGER PRIMARY KEY,
+        reader INTEGER
     )
     """,
-    f"INSERT INTO planner_schema (schema) VALUES ({TABLE_SCHEMA})",  # noqa: S608  (a number)
     """
     CREATE TABLE planner_runs (
         run_id TEXT PRIMARY KEY,
@@ -251,8 +249,10 @@ CREATE_TABLES: tuple[str, ...] = (
     "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
     "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
 )
-"""The statements that create the tables, in one transaction.
+"""The statements that create the tables of the first schema.
 
+``planner_schema``: a row for each schema that the tables went through; ``reader`` as in
+`Schema`, null for its own number.
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``,
 ``quarantined``, or how the run ended. ``owner``: the worker that drives it, or null.
 ``wake_at``: when it is next due: the first expiry of a paused run, the next retry of a
@@ -278,24 +278,73 @@ then. ``planner_grants.question``: digest of the question that ``decision`` answ
 driven. Times are seconds since the epoch.
 """
 
-GET_SCHEMA = "SELECT schema FROM planner_schema"
+
+@frozen
+class Schema:
+    """A schema of the tables, as changes to the one before.
+
+    What is only added (a table, an index, a column that may be null) keeps older
+    versions working: they name the columns that they read and write.
+
+    Attributes:
+        number: Counts from 1.
+        reader: Versions that know this schema may use the tables; equal to ``number``
+            unless all changes since were only added.
+        statements: Make the schema of the one before, in both SQL dialects.
+    """
+
+    number: int
+    reader: int
+    statements: Sequence[str]
+
+    def steps(self) -> Sequence[Step]:
+        """Return the steps that make this schema of the one before."""
+        note = "INSERT INTO planner_schema (schema, reader) VALUES (:number, :reader)"
+        numbers: dict[str, Value] = {"number": self.number, "reader": self.reader}
+        return [*((one, {}) for one in self.statements), (note, numbers)]
 
 
-def check_schema(database: str, rows: Sequence[Row]) -> None:
-    """Check the schema number of a database's tables: the answer to `GET_SCHEMA`.
+SCHEMAS: list[Schema] = [Schema(number=1, reader=1, statements=CREATE_TABLES)]
+"""All schemas, in their order: a new store goes through all of them at once."""
+
+GET_SCHEMA = "SELECT schema, COALESCE(reader, schema) FROM planner_schema"
+
+
+def check_schema(database: str, rows: Sequence[Row], *, older: bool = False) -> None:
+    """Check the schema of a database's tables.
+
+    Args:
+        database: Its name, for an error.
+        rows: The answer to `GET_SCHEMA`.
+        older: Whether it may be older than the one that this version needs.
 
     Raises:
-        NewerSchemaError: If a newer version of this package made them.
-        StoreError: If the number is damaged.
+        NewerSchemaError: If they need a newer version of this package.
+        StoreError: If they are older, or the number is damaged.
     """
-    numbers = [row[0] for row in rows if isinstance(row[0], int)]
+    number, reader = read_schema(database, rows)
+    known = SCHEMAS[-1].number
+    if reader > known:
+        raise NewerSchemaError(
+            f"{database} has tables of schema {number}, for versions that know {reader}; this version of planner_ext "
+            f"knows up to {known}. Use the version that made them, or a newer one."
+        )
+    if number < known and not older:
+        raise StoreError(
+            f"{database} has tables of schema {number}; this version of planner_ext needs {known}. Nothing was "
+            "changed. See what planner-ext store migrate --dry-run would do; then run it without --dry-run."
+        )
+
+
+def read_schema(database: str, rows: Sequence[Row]) -> tuple[int, int]:
+    """Read the answer to `GET_SCHEMA`: the schema, and the lowest that a version must know."""
+    numbers = [
+        (number, reader)
+        for number, reader in rows
+        if isinstance(number, int) and isinstance(reader, int)
+    ]
     if not numbers or len(numbers) < len(rows):
         raise StoreError(
             f"{database} is damaged: it does not say its schema. Restore it from a backup."
         )
-    newest = max(numbers)
-    if newest > TABLE_SCHEMA:
-        raise NewerSchemaError(
-            f"{database} has tables of schema {newest}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
-            "Use the version that made them, or a newer one."
-        )
+    return max(numbers)

@@ -32,8 +32,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.database import (
-    CREATE_TABLES,
     GET_SCHEMA,
+    SCHEMAS,
     Execute,
     Row,
     Step,
@@ -176,12 +176,14 @@ class PostgresDatabase:
         self._closed = False
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
-    async def open(self, *, patience: float = 0.0) -> None:
+    async def open(
+        self, *, patience: float = 0.0, create: bool = True, older: bool = False
+    ) -> None:
         """Reach the server, within so many seconds, and create missing tables."""
 
         async def prepare() -> None:
             async with await _connect(self._url) as connection:
-                await _prepare(connection)
+                await _prepare(connection, create=create, older=older)
 
         with _as_store_errors(self._url):
             await _with_retries(prepare, seconds=patience)
@@ -526,24 +528,32 @@ async def _session_id(connection: _Connection) -> int:
     return int(row[0] or 0)
 
 
-async def _prepare(connection: _Connection) -> None:
+async def _prepare(connection: _Connection, *, create: bool, older: bool) -> None:
     """Create the tables under a lock, since concurrent creation fails."""
-    if await _has_tables(connection):
+    if await _has_tables(connection, older=older):
         return
+    if not create:
+        raise StoreError(
+            "There is no store in this database. Give the one that the workers use. A worker, or runs submit "
+            "--create, makes a new one."
+        )
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
-        if not await _has_tables(connection):  # another process may have created them
-            for statement in (_COMMITS, *CREATE_TABLES):
-                await connection.execute(_query(statement))
+        # Another process may have created them.
+        if not await _has_tables(connection, older=older):
+            await connection.execute(_COMMITS)
+            for schema in SCHEMAS:
+                for statement, values in schema.steps():
+                    await connection.execute(_query(statement), dict(values))
 
 
-async def _has_tables(connection: _Connection) -> bool:
+async def _has_tables(connection: _Connection, *, older: bool) -> bool:
     """Whether the database has a store's tables, which are checked."""
     there = await (await connection.execute(_HAS_TABLES)).fetchone()
     if there != (True,):
         return False
     answer = await connection.execute(_query(GET_SCHEMA))
-    check_schema("This database", await answer.fetchall())
+    check_schema("This database", await answer.fetchall(), older=older)
     return True
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import ClassVar, Self, TypeAlias
 
 from planner_ext.durable.database import (
-    CREATE_TABLES,
     GET_SCHEMA,
+    SCHEMAS,
     Execute,
     Row,
     Step,
@@ -75,14 +75,16 @@ class SqliteDatabase:
         self._thread.start()
 
     @classmethod
-    async def open(cls, path: Path, *, create: bool = True) -> Self:
+    async def open(
+        cls, path: Path, *, create: bool = True, older: bool = False
+    ) -> Self:
         """Open a file, and create its tables if they do not exist."""
 
         def opened() -> Self:
             # SQLite resolves the path once, whatever the process makes its directory.
             file = path.absolute()
             try:
-                return cls(file, _connect(file, create))
+                return cls(file, _connect(file, create, older=older))
             except sqlite3.Error as error:
                 raise _as_store_error(file, error) from error
             except (OSError, ValueError) as error:
@@ -277,7 +279,7 @@ def _with_retries(work: Callable[[], object]) -> None:
             return
 
 
-def _connect(path: Path, create: bool) -> sqlite3.Connection:
+def _connect(path: Path, create: bool, *, older: bool = False) -> sqlite3.Connection:
     if not path.parent.is_dir():
         raise StoreError(
             f"The store {_shown(path)} cannot be opened: its folder does not exist. Create {_shown(path.parent)} first."
@@ -285,7 +287,8 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     if not path.exists():
         if not create:
             raise StoreError(
-                f"There is no store {_shown(path)}. Give the file that the workers use."
+                f"There is no store {_shown(path)}. Give the file that the workers use. A worker, or runs submit "
+                "--create, makes a new one."
             )
         with suppress(FileExistsError):  # another process was faster
             os.close(_create_private(path))
@@ -299,7 +302,9 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     )
     try:
         _with_retries(
-            lambda: _prepare(connection, f"The store {_shown(path)}", create=create)
+            lambda: _prepare(
+                connection, f"The store {_shown(path)}", create=create, older=older
+            )
         )
     except BaseException:
         connection.close()
@@ -316,8 +321,10 @@ def _is_at_rest(path: Path) -> bool:
     return not may_write and not os.path.exists(f"{os.path.realpath(path)}-wal")
 
 
-def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
-    has_tables = _has_tables(connection, store, create=create)
+def _prepare(
+    connection: sqlite3.Connection, store: str, *, create: bool, older: bool
+) -> None:
+    has_tables = _has_tables(connection, store, create=create, older=older)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -326,12 +333,15 @@ def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> Non
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         # Another process may have created them.
-        if not _has_tables(connection, store, create=create):
-            for statement in CREATE_TABLES:
-                connection.execute(statement)
+        if not _has_tables(connection, store, create=create, older=older):
+            for schema in SCHEMAS:
+                for statement, values in schema.steps():
+                    connection.execute(statement, dict(values))
 
 
-def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> bool:
+def _has_tables(
+    connection: sqlite3.Connection, store: str, *, create: bool, older: bool
+) -> bool:
     """Whether a file has a store's tables; one with none of them may become a store."""
     there = {
         name
@@ -347,7 +357,7 @@ def _has_tables(connection: sqlite3.Connection, store: str, *, create: bool) -> 
             f"{store} is not one of planner_ext, or damaged: it lacks {', '.join(sorted(missing))}. Give the file that "
             "the workers use, or restore it from a backup; it was not changed."
         )
-    check_schema(store, connection.execute(GET_SCHEMA).fetchall())
+    check_schema(store, connection.execute(GET_SCHEMA).fetchall(), older=older)
     return True
 
 

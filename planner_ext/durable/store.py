@@ -241,19 +241,24 @@ def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening
 
 
 async def open_database(
-    where: str | Path, *, create: bool = True, patience: float = 0.0
+    where: str | Path,
+    *,
+    create: bool = True,
+    patience: float = 0.0,
+    older: bool = False,
 ) -> Database:
     """Open the SQLite file at a path, or the PostgreSQL database at an address.
 
     Args:
         where: The path or ``postgresql://`` address.
-        create: Whether to create a missing file.
+        create: Whether to create a missing file, or missing tables.
         patience: Seconds to wait for a server that cannot be reached.
+        older: Whether to open tables of an older schema, which `migrate` changes.
     """
     if not is_address(where):
         from planner_ext.durable.sqlite import SqliteDatabase  # noqa: PLC0415  (only for a file)
 
-        return await SqliteDatabase.open(Path(where), create=create)
+        return await SqliteDatabase.open(Path(where), create=create, older=older)
     try:
         from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
     except ImportError as error:
@@ -261,7 +266,7 @@ async def open_database(
             f"Runs in PostgreSQL need more ({error}). Install planner-ext[postgres]."
         ) from error
     database = PostgresDatabase(str(where))
-    await database.open(patience=patience)
+    await database.open(patience=patience, create=create, older=older)
     return database
 
 

@@ -97,7 +97,9 @@ def app(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 def waiting(command: Command, *app: str) -> None:
     """Have a call wait whose run began under what an application gives."""
-    assert command("runs", "submit", "Pay.", "--run-id", "a", *STORE).code == 0
+    assert (
+        command("runs", "submit", "Pay.", "--create", "--run-id", "a", *STORE).code == 0
+    )
     assert command("worker", *STORE, *app, "--once").code == 0
 
 
@@ -246,7 +248,9 @@ def test_a_submitted_run_is_bound_before_anybody_drives_it(
     }
     for name, (options, said) in bound.items():
         assert (
-            command("runs", "submit", "Pay.", "--run-id", name, *STORE, *options).code
+            command(
+                "runs", "submit", "Pay.", "--create", "--run-id", name, *STORE, *options
+            ).code
             == 0
         )
         refused = command("worker", *STORE, "--app", "bank:without", "--once")
@@ -268,7 +272,7 @@ def test_a_submitted_run_is_bound_before_anybody_drives_it(
     }
     assert statuses == {"policy": "answered", "ask": "paused", "hook": "paused"}
     assert not (here / "paid").exists()
-    again = command("runs", "submit", "Pay.", "--run-id", "ask", *STORE)
+    again = command("runs", "submit", "Pay.", "--create", "--run-id", "ask", *STORE)
     assert again.code == 2
     assert "under other guards" in again.words
 

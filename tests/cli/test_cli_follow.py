@@ -32,7 +32,9 @@ def test_a_run_is_followed_from_the_queue_to_its_answer(
         "90000",
     )
     assert (
-        command("runs", "submit", GOAL, "--run-id", "order-7", *STORE, *limits).code
+        command(
+            "runs", "submit", GOAL, "--run-id", "order-7", "--create", *STORE, *limits
+        ).code
         == 0
     )
     session = Session(lives, here, *FOLLOW, term="xterm")
@@ -72,7 +74,19 @@ def test_ctrl_c_ends_only_the_view(lives: Lives, command: Command, here: Path) -
 
 def test_the_exit_code_is_that_of_the_result(command: Command) -> None:
     """Of a run that failed or ended before, too, and with ``--json``; an unknown run cannot be followed."""
-    assert command("runs", "submit", GOAL, "--run-id", "order-7", *STORE).code == 0
+    assert (
+        command(
+            "runs",
+            "submit",
+            GOAL,
+            "--run-id",
+            "order-7",
+            "--create",
+            *STORE,
+            "--create",
+        ).code
+        == 0
+    )
     assert (
         command(
             "worker", *STORE, "--app", "till:failing", "--once", "--retries", "0"

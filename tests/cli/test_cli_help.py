@@ -13,7 +13,7 @@ from planner_ext.cli.app import app
 from support.command_line import Command
 from support.values import each_of
 
-GROUPS = [(), ("runs",), ("approvals",)]
+GROUPS = [(), ("runs",), ("approvals",), ("store",)]
 
 
 def levels() -> list[tuple[str, ...]]:

@@ -196,7 +196,8 @@ def test_a_store_that_is_not_there_is_not_made(
     looked = command(*words, "--store", "other.db")
     assert (looked.code, looked.err) == (
         2,
-        f"Error: There is no store {here / 'other.db'}. Give the file that the workers use.\n",
+        f"Error: There is no store {here / 'other.db'}. Give the file that the workers use. A worker, "
+        "or runs submit --create, makes a new one.\n",
     )
     assert not (here / "other.db").exists()
 

@@ -22,7 +22,16 @@ def statuses(command: Command) -> dict[str, str]:
 
 def submit(command: Command, *names: str, tag: str) -> None:
     for name in names:
-        words = ("runs", "submit", "Refund it.", "--run-id", name, "--tag", tag)
+        words = (
+            "runs",
+            "submit",
+            "Refund it.",
+            "--create",
+            "--run-id",
+            name,
+            "--tag",
+            tag,
+        )
         assert command(*words, *STORE).code == 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner_ext.durable.database import SCHEMAS, Schema
 from support.command_line import Command
 from support.durable_shop import CALL, RUN, STORE, till
 
@@ -115,3 +116,33 @@ def test_a_store_is_backed_up(command: Command, here: Path) -> None:
     again = command("runs", "backup", "copy.db", *STORE)
     assert (again.code, "cannot be written: File exists" in again.err) == (2, True)
     assert (here / "copy.db").read_bytes() == before
+
+
+def test_the_schema_is_checked_and_migrated(command: Command) -> None:
+    """By commands of their own; ``--dry-run`` prints the statements, and every other command refuses until then."""
+    submit = ("runs", "submit", "Refund it.", "--run-id", "a", *STORE)
+    refused = command(*submit)
+    assert (refused.code, "--create" in refused.words) == (2, True)
+    assert command(*submit, "--create").code == 0
+    check = command("store", "check", *STORE)
+    known = "runs.db has schema 1, for versions that know 1."
+    assert (check.code, check.out) == (0, f"{known} There is nothing to migrate.\n")
+
+    added = "CREATE TABLE planner_moods (mood TEXT)"
+    following = Schema(number=2, reader=1, statements=(added,))
+    SCHEMAS.append(following)
+    try:
+        check = command("store", "check", *STORE)
+        needs = "This version needs schema 2; older workers continue meanwhile."
+        assert (check.code, check.out) == (1, f"{known} {needs}\n")
+        refused = command("runs", "list", *STORE)
+        assert (refused.code, "store migrate --dry-run" in refused.words) == (2, True)
+        shown = command("store", "migrate", *STORE, "--dry-run")
+        assert shown.out.splitlines()[0] == f"{added};"
+        assert command("store", "check", *STORE).code == 1
+        done = command("store", "migrate", *STORE)
+        assert done.err == "runs.db has schema 2 now, and had 1.\n"
+        assert command("store", "check", *STORE, "--json").document["number"] == 2
+    finally:
+        SCHEMAS.remove(following)
+    assert command("runs", "list", *STORE).code == 0

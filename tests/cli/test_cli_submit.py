@@ -13,7 +13,7 @@ __all__ = ["till"]
 
 pytestmark = pytest.mark.usefixtures("till")
 
-SUBMIT = ("runs", "submit", GOAL, "--run-id", "order-7", *STORE)
+SUBMIT = ("runs", "submit", GOAL, "--run-id", "order-7", *STORE, "--create")
 RESULT = ("runs", "result", "order-7", *STORE)
 WORK = ("worker", *STORE, *APP, "--once")
 

@@ -14,7 +14,7 @@ from planner_ext import Approve
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable import sqlite as sqlite_store
-from planner_ext.durable.database import TABLE_SCHEMA
+from planner_ext.durable.database import SCHEMAS
 from planner_ext.durable.sqlite import SqliteDatabase
 from planner_ext.durable.store import open_database
 from planner_ext.testing import say
@@ -115,10 +115,8 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     """Nothing is written into what this version does not understand."""
     await paused(tmp_path / "runs.db", tmp_path)
     with raw(tmp_path / "runs.db") as connection:
-        connection.execute("INSERT INTO planner_schema VALUES (99)")
-    known = (
-        rf"runs.db has tables of schema 99; this version .* knows up to {TABLE_SCHEMA}"
-    )
+        connection.execute("INSERT INTO planner_schema (schema) VALUES (99)")
+    known = rf"runs.db has tables of schema 99, .* this version .* knows up to {SCHEMAS[-1].number}"
     with pytest.raises(NewerSchemaError, match=known):
         await opened(tmp_path / "runs.db")
 
@@ -179,7 +177,7 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"SQLite refused .*no such table: nowhere"):
         await database.transact(WRITE, ("DELETE FROM nowhere", {}))
     assert await database.transact(("SELECT schema FROM planner_schema", {})) == [
-        [(TABLE_SCHEMA,)]
+        [(SCHEMAS[-1].number,)]
     ]
     for odd in (10**30, "\ud800"):
         with pytest.raises(StoreError, match="SQLite refused"):

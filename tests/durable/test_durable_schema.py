@@ -12,7 +12,7 @@ import pytest
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable.archive import export_run, import_run
-from planner_ext.durable.database import TABLE_SCHEMA
+from planner_ext.durable.database import SCHEMAS
 from planner_ext.durable.store import opened_store
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import replay, say
@@ -27,7 +27,7 @@ EARLIER = (
 )
 """What the tables of a development version say of their schema."""
 
-NEWER = (f"INSERT INTO planner_schema VALUES ({TABLE_SCHEMA + 1})",)
+NEWER = (f"INSERT INTO planner_schema (schema) VALUES ({SCHEMAS[-1].number + 1})",)
 
 
 def execute(store: str, *statements: str) -> list[Any]:
@@ -60,7 +60,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         (
             NEWER,
             NewerSchemaError,
-            f"has tables of schema {TABLE_SCHEMA + 1}; this version",
+            f"has tables of schema {SCHEMAS[-1].number + 1}, for versions that know 2; this version",
         ),
     ],
     ids=["earlier", "newer"],
@@ -99,7 +99,7 @@ def test_processes_that_create_a_store_at_once_do_not_disturb_each_other(
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * 4
-    assert execute(made, "SELECT schema FROM planner_schema") == [(TABLE_SCHEMA,)]
+    assert execute(made, "SELECT schema FROM planner_schema") == [(SCHEMAS[-1].number,)]
 
 
 @pytest.mark.parametrize("schema", [1, 2])

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from planner_ext.core.errors import NewerSchemaError
-from planner_ext.durable.database import TABLE_SCHEMA
+from planner_ext.durable.database import SCHEMAS
 from planner_ext.durable.errors import DuplicateRowError, StoreError
 from planner_ext.durable.postgres import PostgresDatabase
 from planner_ext.durable.writer import ADD_FACT
@@ -237,9 +237,12 @@ async def test_newer_tables_are_refused(
 ) -> None:
     """Tables that a newer version made are not touched."""
     await database.transact(
-        ("INSERT INTO planner_schema (schema) VALUES (:n)", {"n": TABLE_SCHEMA + 1})
+        (
+            "INSERT INTO planner_schema (schema) VALUES (:n)",
+            {"n": SCHEMAS[-1].number + 1},
+        )
     )
-    with pytest.raises(NewerSchemaError, match=f"schema {TABLE_SCHEMA + 1}"):
+    with pytest.raises(NewerSchemaError, match=f"schema {SCHEMAS[-1].number + 1}"):
         await PostgresDatabase(postgres_url).open()
 
 
