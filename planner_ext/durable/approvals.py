@@ -195,24 +195,21 @@ class Approvals:
         except ApprovalRefusedError as error:
             await self._refuse(approval, decision, str(error), at)
             raise
-        fingerprint = approval.fingerprint
+        made: str | None = text
         if votes:
-            counts = await self._store.vote(
-                approval_id,
-                write_votes(votes),
-                _made_by(votes) if len(votes) >= approval.quorum else None,
-                seen=write_votes(approval.votes),
-                fingerprint=fingerprint,
-                at=at,
-            )
-        else:
-            counts = await self._store.decide(
-                approval_id, text, *then, fingerprint=fingerprint, at=at
-            )
-        if counts:
+            made = _made_by(votes) if len(votes) >= approval.quorum else None
+        if await self._store.decide(
+            approval_id,
+            made,
+            *then,
+            votes=write_votes(votes),
+            seen=write_votes(approval.votes),
+            fingerprint=approval.fingerprint,
+            at=at,
+        ):
             return True
         now = await self.show(approval_id)
-        is_same = now.status == "open" and now.fingerprint == fingerprint
+        is_same = now.status == "open" and now.fingerprint == approval.fingerprint
         if is_same and now.votes != approval.votes:  # another vote was first
             return await self.decide(approval_id, decision)
         first = now.decision

@@ -181,9 +181,6 @@ _GRANTS = f"""
     SELECT id, question, terms, decision, given_at, expires_at, used, used_for FROM planner_grants
     WHERE {GRANT_HOLDS} ORDER BY kind DESC, given_at, id
 """
-_UNDECIDED = """
-    id = :id AND status = 'open' AND fingerprint = :fingerprint AND (expires_at IS NULL OR expires_at > :at)
-"""
 _DECIDED = (
     f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
 )
@@ -801,59 +798,51 @@ class JournalStore:
     async def decide(
         self,
         key: str,
-        decision: str,
+        decision: str | None,
         *then: Step,
+        votes: str = "",
+        seen: str = "",
         fingerprint: str,
         at: float,
     ) -> bool:
-        """Store a decision on an open approval, and what follows; False if it was decided or has expired."""
+        """Store a decision on an open approval, or votes and the decision that they make, and what follows.
+
+        Args:
+            key: The approval's id.
+            decision: None where the votes make none.
+            *then: Further steps.
+            votes: Those that count from now on; "" where one person decides.
+            seen: The votes that were counted.
+            fingerprint: Of the call that was decided.
+            at: When.
+
+        Returns:
+            Whether it was stored. False if the approval was decided, has expired, or
+                has other votes than were seen.
+        """
+        is_made = "CAST(:decision AS TEXT) IS NOT NULL"
         statement = f"""
-            UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
-            WHERE {_UNDECIDED} RETURNING id
+            UPDATE planner_approvals
+            SET decision = :decision, votes = COALESCE(NULLIF(CAST(:votes AS TEXT), ''), votes),
+                status = CASE WHEN {is_made} THEN 'decided' ELSE status END,
+                decided_at = CASE WHEN {is_made} THEN CAST(:at AS DOUBLE PRECISION) END,
+                problem = CASE WHEN {is_made} THEN NULL ELSE problem END
+            WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
+                  AND (expires_at IS NULL OR expires_at > :at)
+                  AND (CAST(:votes AS TEXT) = '' OR COALESCE(votes, '') = :seen)
+            RETURNING id
         """
         values: dict[str, Value] = {
             "id": key,
             "decision": decision,
+            "votes": votes,
+            "seen": seen,
             "fingerprint": fingerprint,
             "at": at,
         }
         rows = await self.database.transact(
             (statement, values), *then, *self.database.hints
         )
-        return bool(rows[0])
-
-    async def vote(
-        self,
-        key: str,
-        votes: str,
-        decision: str | None,
-        *,
-        seen: str,
-        fingerprint: str,
-        at: float,
-    ) -> bool:
-        """Store the votes on an open approval, and the decision that they make.
-
-        Returns:
-            Whether they were stored. False if its votes are not those that were
-                ``seen``, or it was decided or has expired.
-        """
-        statement = f"""
-            UPDATE planner_approvals
-            SET votes = :votes, decision = :decision, problem = CASE WHEN {{is_made}} THEN NULL ELSE problem END,
-                status = CASE WHEN {{is_made}} THEN 'decided' ELSE status END,
-                decided_at = CASE WHEN {{is_made}} THEN CAST(:at AS DOUBLE PRECISION) END
-            WHERE {_UNDECIDED} AND COALESCE(votes, '') = :seen RETURNING id
-        """.format(is_made="CAST(:decision AS TEXT) IS NOT NULL")
-        values: dict[str, Value] = {
-            "id": key,
-            "votes": votes,
-            "decision": decision,
-            "seen": seen,
-            "fingerprint": fingerprint,
-            "at": at,
-        }
-        rows = await self.database.transact((statement, values), *self.database.hints)
         return bool(rows[0])
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
