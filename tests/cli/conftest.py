@@ -65,6 +65,13 @@ def command(
     return run
 
 
+@pytest.fixture(autouse=True)
+def _no_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The editor of who runs the tests is not the person's."""
+    for name in ("VISUAL", "EDITOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Answers of a person at a terminal, in order; after the last one, Ctrl-D."""

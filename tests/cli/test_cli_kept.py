@@ -108,8 +108,6 @@ def test_an_argument_is_edited_in_an_editor(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name alone opens it; what the edit changes is printed. Without an editor the name needs a value."""
-    monkeypatch.delenv("EDITOR", raising=False)
-    monkeypatch.delenv("VISUAL", raising=False)
     refused = command("approvals", "edit", CALL, "order", *STORE)
     assert (refused.code, "EDITOR" in refused.err) == (2, True)
     monkeypatch.setenv("EDITOR", "sed -i s/1007/1008/")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,36 @@ async def test_edited_arguments_are_typed(store: str, tmp_path: Path) -> None:
     assert decision is not None and decision.arguments == {"amount": 4}
     await see_through(store, tmp_path / "effects", "a")
     assert effects_in(tmp_path / "effects")[-1] == "pay 4"
+
+
+async def test_an_edit_is_looked_at_before_it_is_decided(store: str) -> None:
+    """The page shows what is changed; an edit other than the one that was looked at is looked at first."""
+    async with inbox(store) as base, visitor_at(base) as ann:
+        await ann.decide(PAY, "look", **{"argument-0": "4"})
+        assert 'data-sign="added"' in ann.page
+        assert (await shown(store)).status == "open"
+        looked_at = ann.hidden("looked_at")
+        other = {"decision": "edit", "argument-0": "9", "looked_at": looked_at}
+        await ann.send(PAY, other)
+        assert ann.hidden("looked_at") not in ("", looked_at)
+        assert (await shown(store)).status == "open"
+        await ann.send(PAY, {**other, "argument-0": "4"})
+    decision = (await shown(store)).decision
+    assert decision is not None and decision.arguments == {"amount": 4}
+
+
+async def test_a_call_says_who_asks_and_who_decides(store: str) -> None:
+    """The page has the function's description, the rule that asks, and whether a hook checks who decides."""
+    async with inbox(store) as base, visitor_at(base) as ann:
+        await ann.get(PAY)
+        assert "no hook of the application checks it here" in unescape(ann.page)
+        assert "<dt>Rule</dt>" in ann.page
+    async with (
+        inbox(store, authorize=lambda _: False) as base,
+        visitor_at(base) as bob,
+    ):
+        await bob.get(PAY)
+        assert "You may not decide this here" in bob.page
 
 
 async def test_a_refused_edit_keeps_what_was_typed(store: str) -> None:
