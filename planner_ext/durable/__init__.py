@@ -26,7 +26,7 @@ tables of a store.
     listing          filters for a list of runs, and the numbers of a store
     migration        changes the tables to the schema that this version needs
     archive          a run as a JSON document, exported and imported
-    gauge            the metric of what waits
+    gauge            the numbers of a store as metrics
     options          the options of a worker, and when it retries a run
     errors           the errors of a store
 """

@@ -1,45 +1,204 @@
-"""The gauge of what waits in a store: ``planner_ext.approvals.waiting``.
+"""The numbers of a store as metrics: gauges that are read from it, and counters of what this worker did.
 
-It is read from the store when metrics are collected: a run pauses in one process and is
-decided in another. Every worker reports the same number, so dashboards take the
-greatest, not the sum.
+The gauges are read when metrics are collected: a run pauses in one process and is
+decided in another. Every worker of a store reports the same numbers, so dashboards take
+the greatest, not the sum. The counters are each worker's own.
 """
 
-from collections.abc import Callable, Generator, Iterable
+# ruff: noqa: S608  (only this module's own text is put into a statement)
+
+import json
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
-_counts: Final[dict[object, tuple[str, Callable[[], int]]]] = {}
+from planner_ext.durable.database import Database, Row, Step
+from planner_ext.durable.errors import StoreError
+from planner_ext.durable.listing import OPEN, STATUSES
+from planner_ext.durable.store import DUE
 
+logger = logging.getLogger(__name__)
 
-@contextmanager
-def waiting_reported(store: str, count: Callable[[], int]) -> Generator[None]:
-    """Report how many approvals wait in a store.
+_READ_SECONDS = 5.0
+"""How long a server that does not answer may hold up the collection of metrics."""
+_FRESH_SECONDS = 1.0
+"""How long numbers are used that were read: one reading serves all gauges."""
 
-    Args:
-        store: The store's address, without a password.
-        count: Counts them, in the thread that collects metrics.
+_METER = get_meter("planner_ext")
+RETRIES: Final = _METER.create_counter(
+    "planner_ext.runs.retries", "{retry}", "Retries planned after a fault of a run."
+)
+TAKEOVERS: Final = _METER.create_counter(
+    "planner_ext.runs.takeovers", "{run}", "Runs taken over from a worker that is gone."
+)
+
+_DUE_SINCE = """
+    CASE WHEN wake_at <= :now THEN wake_at WHEN status <> 'paused' THEN updated_at
+    ELSE (SELECT MIN(decided_at) FROM planner_approvals AS decided
+          WHERE decided.run_id = planner_runs.run_id AND decided.status = 'decided') END
+"""
+_STATEMENTS = (
+    f"SELECT COUNT(*), MIN(asked_at) FROM planner_approvals WHERE {OPEN}",
+    f"""
+    SELECT COUNT(*), MIN({_DUE_SINCE}) FROM planner_runs
+    WHERE run_id IN (SELECT run_id FROM ({DUE.format(which="owner IS NULL")}) AS due)
+    """,
+    "SELECT status, COUNT(*) FROM planner_runs GROUP BY status",
+    "SELECT COUNT(*) FROM planner_runs WHERE status = 'running' AND wake_at IS NOT NULL",
+    "SELECT COUNT(*), COUNT(next_at) FROM planner_notices WHERE delivered_at IS NULL",
+    "SELECT COUNT(*) FROM planner_settings WHERE name = 'hold'",
     """
-    key = object()
-    _counts[key] = store, count
-    try:
-        yield
-    finally:
-        del _counts[key]
+    SELECT budget, limits, MAX(iterations), MAX(tool_calls), MAX(tokens), MAX(cost) FROM planner_budgets AS used
+    WHERE period = (SELECT MAX(period) FROM planner_budgets WHERE budget = used.budget) GROUP BY budget, limits
+    ORDER BY MAX(updated_at)
+    """,
+)
+_LIMITS = ("max_iterations", "max_tool_calls", "max_total_tokens", "max_cost")
+"""The limits of a shared budget, in the order of the columns that they bound."""
+
+_GAUGES: Mapping[str, tuple[str, str]] = {
+    "planner_ext.approvals.waiting": (
+        "{approval}",
+        "Approvals that wait for a decision in a store.",
+    ),
+    "planner_ext.approvals.age": ("s", "How long the oldest of these has waited."),
+    "planner_ext.queue.depth": ("{run}", "Runs that are due, and that no worker has."),
+    "planner_ext.queue.age": ("s", "How long the oldest of these has been due."),
+    "planner_ext.runs": ("{run}", "Runs in a store, by status."),
+    "planner_ext.runs.retrying": ("{run}", "Runs that wait for their next try."),
+    "planner_ext.runs.held": (
+        "{store}",
+        "1 while all runs of a store are paused, else 0.",
+    ),
+    "planner_ext.notices.undelivered": (
+        "{notice}",
+        "Notices that were not delivered yet, or were given up.",
+    ),
+    "planner_ext.budgets.used": (
+        "{part}",  # exporters do not agree on the suffix of "1"
+        "The used part of a shared budget's limit in its newest period, of the key that used most of it.",
+    ),
+}
+
+_Readings: TypeAlias = Sequence[tuple[str, float, Mapping[str, str]]]
+"""Values of gauges, with the attributes of each besides the store."""
 
 
-def _observe(_: CallbackOptions) -> Iterable[Observation]:
+class _Store:
+    """The numbers of one store, read at most once in a second."""
+
+    def __init__(self, name: str, database: Database, now: Callable[[], float]) -> None:
+        self.name = name
+        self._database = database
+        self._now = now
+        self._readings: _Readings = ()
+        self._read_at: float | None = None
+
+    def readings(self) -> _Readings:
+        """Read the numbers, in the thread that collects metrics, which this blocks; none from a store that fails."""
+        at = time.monotonic()
+        if self._read_at is None or at > self._read_at + _FRESH_SECONDS:
+            try:
+                self._readings = self._read()
+            except StoreError as error:
+                logger.warning("The numbers of a store are not reported: %s", error)
+                self._readings = ()
+            self._read_at = time.monotonic()
+        return self._readings
+
+    def _read(self) -> _Readings:
+        now = self._now()
+        steps: list[Step] = [(one, {"now": now}) for one in _STATEMENTS]
+        with self._database.connection(timeout=_READ_SECONDS) as execute:
+            waiting, due, runs, retrying, notices, held, budgets = (
+                [tuple[Any, ...](row) for row in execute(*step)] for step in steps
+            )
+        by_status = {str(status): number for status, number in runs}
+        unsent, tried = notices[0]
+        return [
+            ("planner_ext.approvals.waiting", waiting[0][0], {}),
+            ("planner_ext.approvals.age", _age(waiting[0][1], now), {}),
+            ("planner_ext.queue.depth", due[0][0], {}),
+            ("planner_ext.queue.age", _age(due[0][1], now), {}),
+            *(
+                (
+                    "planner_ext.runs",
+                    by_status.get(status, 0),
+                    {"planner_ext.run.status": status},
+                )
+                for status in STATUSES
+            ),
+            ("planner_ext.runs.retrying", retrying[0][0], {}),
+            ("planner_ext.runs.held", held[0][0], {}),
+            _notices("pending", tried),
+            _notices("given_up", unsent - tried),
+            *(one for row in budgets for one in _used(row)),
+        ]
+
+
+def _age(since: float | None, now: float) -> float:
+    return 0.0 if since is None else max(0.0, now - since)
+
+
+def _notices(state: str, number: int) -> tuple[str, float, Mapping[str, str]]:
+    return "planner_ext.notices.undelivered", number, {"planner_ext.state": state}
+
+
+def _used(row: Row) -> _Readings:
+    budget, limits, *used = row
+    given: Mapping[str, float | None] = json.loads(str(limits))
     return [
-        Observation(count(), {"planner_ext.store": store})
-        for store, count in tuple(_counts.values())
+        (
+            "planner_ext.budgets.used",
+            float(amount or 0) / limit,
+            {"planner_ext.budget": str(budget), "planner_ext.limit": name},
+        )
+        for name, amount in zip(_LIMITS, used, strict=True)
+        if (limit := given.get(name))
     ]
 
 
-get_meter("planner_ext").create_observable_gauge(
-    "planner_ext.approvals.waiting",
-    [_observe],
-    "{approval}",
-    "Approvals that wait for a decision in a store.",
-)
+_stores: Final[dict[object, _Store]] = {}
+
+
+@contextmanager
+def numbers_reported(
+    store: str, database: Database, now: Callable[[], float]
+) -> Generator[None]:
+    """Report the numbers of a store.
+
+    Args:
+        store: The store's address, without a password.
+        database: Is read in the thread that collects metrics.
+        now: Returns the time.
+    """
+    key = object()
+    _stores[key] = _Store(store, database, now)
+    for counter in (RETRIES, TAKEOVERS):
+        counter.add(0)  # else its first increase is not seen
+    try:
+        yield
+    finally:
+        del _stores[key]
+
+
+def observed(name: str) -> list[Observation]:
+    """Observe a gauge of all stores."""
+    return [
+        Observation(value, {"planner_ext.store": store.name, **attributes})
+        for store in tuple(_stores.values())
+        for gauge, value, attributes in store.readings()
+        if gauge == name
+    ]
+
+
+def _callback(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _: observed(name)
+
+
+for _name, (_unit, _description) in _GAUGES.items():
+    _METER.create_observable_gauge(_name, [_callback(_name)], _unit, _description)

@@ -35,7 +35,7 @@ from planner_ext.durable.errors import (
     is_address,
     redacted,
 )
-from planner_ext.durable.gauge import waiting_reported
+from planner_ext.durable.gauge import numbers_reported
 from planner_ext.durable.heartbeat import (
     LeasedWorkers,
     WorkerLocks,
@@ -788,9 +788,7 @@ class Runs(RunsClient):
                 clock=runner.clock,
                 poll_seconds=settings.poll_seconds,
             )
-            with waiting_reported(
-                redacted(where), lambda: store.open_approvals_at(runner.clock.now())
-            ):
+            with numbers_reported(redacted(where), store.database, runner.clock.now):
                 yield runs
         finally:
             try:

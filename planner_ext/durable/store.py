@@ -76,7 +76,7 @@ _CONTINUES = """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a
 date."""
 _RUN_AND_DUE = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
-_DUE = """
+DUE = """
     SELECT run_id, created_at FROM planner_runs
     WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now) AND {which}
     UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now AND {which}
@@ -93,11 +93,11 @@ _LISTED = "REPLACE(CAST(:{names} AS TEXT), '\n' || {column} || '\n', '') <> CAST
 _FREE = f"owner IS NULL AND deaths = 0 AND NOT {_LISTED.format(names='skip', column='run_id')}"
 _DEAD = _LISTED.format(names="dead", column="owner")
 _LOOK = f"""
-    SELECT EXISTS ({_DUE.format(which=_FREE)}), EXISTS ({_DUE.format(which="owner IS NULL AND deaths > 0")})
+    SELECT EXISTS ({DUE.format(which=_FREE)}), EXISTS ({DUE.format(which="owner IS NULL AND deaths > 0")})
 """
 _DUE_PAGE = f"""
     {_RUN} WHERE run_id IN (
-        SELECT run_id FROM ({_DUE}) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
+        SELECT run_id FROM ({DUE}) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
     ) ORDER BY created_at, run_id
 """
 _UNTOLD = "COALESCE(told_at, 0) <= {now} - :again_after"
@@ -112,7 +112,7 @@ _CLAIM_FREE = f"""
         SELECT run_id FROM planner_runs
         WHERE NOT {_HELD} AND {_FREE}
               AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= :now)
-              AND run_id IN (SELECT run_id FROM ({_DUE.format(which=_FREE)}) AS due)
+              AND run_id IN (SELECT run_id FROM ({DUE.format(which=_FREE)}) AS due)
         ORDER BY created_at, run_id LIMIT :limit {{skip_locked}}
     )
     UPDATE planner_runs
@@ -186,8 +186,6 @@ _DECIDED = (
 )
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 _COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
-_COUNT_SECONDS = 5.0
-"""How long a server that does not answer may hold up the collection of metrics."""
 
 _IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {age} <= lease_seconds)"
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
@@ -758,11 +756,6 @@ class JournalStore:
         return await self._number(
             f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id
         )
-
-    def open_approvals_at(self, now: float) -> int:
-        """Count the open approvals from another thread, which it blocks."""
-        with self.database.connection(timeout=_COUNT_SECONDS) as execute:
-            return int(execute(f"{_COUNT_OPEN} {OPEN}", {"now": now})[0][0] or 0)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
         """Read the rows of an approval and of its refused decisions."""

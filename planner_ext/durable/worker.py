@@ -58,6 +58,7 @@ from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row
 from planner_ext.durable.driven import ArrivingText, DrivenRuns, DrivenStore
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
+from planner_ext.durable.gauge import RETRIES, TAKEOVERS
 from planner_ext.durable.heartbeat import LeasedWorkers
 from planner_ext.durable.listing import PARKED
 from planner_ext.durable.options import RetryPolicy
@@ -451,6 +452,7 @@ class Claims:
         )
         if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
             if record.owner is not None:
+                TAKEOVERS.add(1)
                 died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {self.max_deaths}"
                 log_run(logging.WARNING, record.run_id, f"taken over: {died}")
             return True
@@ -516,6 +518,7 @@ class Claims:
         if parked and failed:
             log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
         elif parked:
+            RETRIES.add(1)
             log_run(
                 logging.WARNING,
                 run_id,
