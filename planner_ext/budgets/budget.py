@@ -47,7 +47,7 @@ class SharedBudget:
     at its end this is logged instead.
 
     Attributes:
-        name: In the store, of 1 to 200 characters.
+        name: Its name in the store, of 1 to 200 characters.
         per: The period, by the run's clock, whose end frees the budget; None has no
             end. A request and its tokens count in the period in which it is reserved.
         key: Returns whose budget it is, of 1 to 200 characters, given the application's

@@ -1,16 +1,16 @@
 """The base errors of the package, and how values and errors are written in messages.
 
     PlannerExtError
-    ├── IllegalTransitionError
-    ├── InvalidLimitError
-    ├── EndedRunError
-    ├── UnansweredRunError
-    │   └── LimitExceededError
-    ├── RunRefusedError
-    ├── NotAFunctionError
-    └── InvalidJournalError
-        ├── UnusableCheckpointError
-        └── NewerSchemaError
+    ├── IllegalTransitionError        a fact that cannot happen in this state: a defect, or a damaged journal
+    ├── InvalidLimitError             a value of a budget that means nothing
+    ├── EndedRunError                 something for a run that has ended
+    ├── UnansweredRunError            the run ended without an answer, or waits: of ``raise_for_status``
+    │   └── LimitExceededError        at a limit
+    ├── RunRefusedError               a process lacks what a run began under
+    ├── NotAFunctionError             a decorator on what is no function
+    └── InvalidJournalError           a journal that cannot be read or continued
+        ├── UnusableCheckpointError   a checkpoint that is no checkpoint, or wrongly signed
+        └── NewerSchemaError          written by a newer version
 
 ``planner_ext.errors`` has those of the doors, which derive from these.
 """
@@ -29,10 +29,12 @@ _T = TypeVar("_T")
 
 
 class PlannerExtError(Exception):
-    """The base of all errors that this package raises; adapters declare classes of the doors.
+    """The base of all errors that this package raises.
 
-    With them loaded, an error is of the class declared for it: ``class
-    InvalidOptionError(..., door_of=InvalidLimitError)``.
+    What raises below the doors knows nothing of Semantic Kernel, whose error classes
+    users catch. So an adapter declares a class in place of one of these, by ``class
+    InvalidOptionError(..., door_of=InvalidLimitError)``: once it is loaded, raising
+    ``InvalidLimitError`` raises that class.
 
     Attributes:
         may_pass: Whether a kept run is retried after it.

@@ -574,7 +574,8 @@ class SharedBudgetsChecked(EventLine):
     """A shared budget forbade what was due next, or no longer does.
 
     In a store, each activation that continues a run with shared budgets begins with
-    this fact: so no two begin with a journal of the same length.
+    this fact: two that began at once would write it at the same place, which only one
+    can.
 
     Attributes:
         limit: Budget and limit, such as ``per user: max_cost``; None if an earlier

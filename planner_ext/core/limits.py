@@ -46,8 +46,8 @@ class Budget:
             clarifier, since they may be persons (a `ModelClarifier` counts). Checked
             continuously. At the limit, under every ``on_limit``, requests and functions
             in flight are cancelled: the request is charged, the function answered as
-            ``timed_out``, or abandoned if it does not end within a second. No request
-            follows.
+            ``timed_out``, or abandoned if it does not end within a second: what it does
+            later changes nothing in the run. No request follows.
         deadline: A moment, with its time zone, as for ``max_active_seconds``; but
             pauses and persons' decisions count, and a call undecided by then does not
             run.
@@ -64,7 +64,8 @@ class Budget:
             the conversation. Checked when it is recorded, counted as for
             ``max_prompt_tokens``. Of a longer one the model reads the beginning and how
             to read on: with ``Results-read``, which is free and has the same cap. The
-            facts keep the whole result.
+            facts keep the whole result. It ends nothing; a nested run has the smaller
+            of its own and that of the run around.
         on_limit: ``answer``: calls beyond a limit are answered "not executed" and one
             more request, without functions, asks for the answer. ``stop``: they are
             answered "not executed" and the run ends. ``raise``: as ``stop``, then
@@ -78,11 +79,13 @@ class Budget:
         last_trip: Whether a request without functions omits their schema (``withdraw``)
             or sends it with tool choice "none", for providers that refuse tool messages
             without schema. Semantic Kernel's connectors to Anthropic and Bedrock send
-            one function instead, whose description says that none is left.
+            one function instead, whose description says that none is left. Its
+            connector to Ollama cannot send "none" either, and needs no schema.
         tell_budget: Whether the model reads what is left of round trips, tool calls,
             tokens, cost and time; a share, such as 0.25: once that share or less is
-            left. The note ends the newest message of each request except the plan's,
-            and is not stored.
+            left. Only what is limited is told. The note ends the newest message of each
+            request except the plan's; history and journal do not have it, and what a
+            service has cached of the messages before stays the same.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a

@@ -162,8 +162,10 @@ class Approvals:
         Args:
             approval_id: The call's id, from `pending`.
             decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be
-                JSON values. It binds to the call as `show` returns it. Answer a
-                question with `Supply`, or with `Deny`.
+                JSON values. Edited arguments are compared with the call's
+                ``parameters`` here, and with the function itself by the worker. It
+                binds to the call as `show` returns it. Answer a question with `Supply`,
+                or with `Deny`.
             grant: Answer the same question about later calls so, too, see `grant`;
                 stored if this decision counts.
 
