@@ -38,9 +38,12 @@ class PlannerExtError(Exception):
 
     Attributes:
         may_pass: Whether a kept run is retried after it.
+        outage: The endpoint that a kept run waits for after it, and in how many seconds
+            it wants the next request; 0.0 if it does not say.
     """
 
     may_pass: ClassVar[bool] = False
+    outage: tuple[str, float] | None = None
     _raised_as: ClassVar[type["PlannerExtError"]]
 
     def __init_subclass__(

@@ -42,6 +42,10 @@ Purpose: TypeAlias = Literal["step", "insist", "said"] | AnswerPurpose
 FunctionOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started function ended; ``timed_out`` at its own or the run's time limit."""
 
+Failure: TypeAlias = Literal["unsent", "refused", "processed"]
+"""How far a request came that has no reply: ``unsent``, or not connected; ``refused`` by
+an HTTP error; or ``processed``, as it may have been."""
+
 
 _IN_NO_LINE = frozenset(
     {
@@ -213,12 +217,13 @@ class ModelAsked(EventLine):
 class RequestFailed(EventLine):
     """A request has no reply: it failed, was interrupted, or its process ended.
 
-    It is charged 1 round trip, or 0 if it did not reach the server, and estimated
-    tokens.
+    It is charged 1 round trip and estimated tokens; nothing if it was unsent, or refused
+    in a kept run.
     """
 
     iteration: int
     reason: str
+    failure: Failure = "processed"
     usage: Usage = Usage()
     at: float
     seconds: float

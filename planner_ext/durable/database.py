@@ -131,6 +131,7 @@ CREATE_TABLES: tuple[str, ...] = (
         status TEXT NOT NULL,
         owner TEXT,
         wake_at DOUBLE PRECISION,
+        outage_at DOUBLE PRECISION,
         told_at DOUBLE PRECISION,
         created_at DOUBLE PRECISION NOT NULL,
         updated_at DOUBLE PRECISION NOT NULL,
@@ -256,7 +257,8 @@ CREATE_TABLES: tuple[str, ...] = (
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``,
 ``quarantined``, or how the run ended. ``owner``: the worker that drives it, or null.
 ``wake_at``: when it is next due: the first expiry of a paused run, the next retry of a
-running one. ``problem``: its last fault, or why it is in quarantine. ``retries``,
+running one. ``outage_at``: since when it waits for an endpoint, or null. ``problem``:
+its last fault, or why it is in quarantine. ``retries``,
 ``deaths``: faults, and ends of its worker's process, since its last reply or result;
 ``progress``: the replies and results in its journal when the last one was counted.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.

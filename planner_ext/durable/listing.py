@@ -281,6 +281,8 @@ def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> st
         seen = lost.get(record.owner)
         last = f"was last seen at {_time_text(seen)}" if seen else "is gone"
         return "" if seen is None else f"a worker: {record.owner} {last}"
+    if record.outage_at is not None:
+        return f"the endpoint since {_time_text(record.outage_at)}"
     if (
         record.status == "running"
         and record.wake_at is not None

@@ -56,12 +56,18 @@ def _causes(error: BaseException | None) -> Generator[BaseException]:
 class RetryPolicy:
     """How often, and when, a run is driven again after a fault.
 
+    A fault of an endpoint (408, 429, 5xx, no connection, a broken one) uses up no
+    attempt: the run waits for the endpoint, with the same growing delays, which all
+    runs of this worker share, or with those of ``Retry-After``.
+
     Attributes:
         attempts: How often a run is driven without a new reply or result before it is
             ``failed``; 1 never retries.
         first_delay: Seconds before the first retry. Each next delay is twice as long,
             and up to this much longer at random.
         max_delay: The longest delay, in seconds.
+        outage_seconds: How long a run waits for an endpoint before it is ``failed``;
+            12 hours by default. 0 counts an endpoint's faults as attempts.
         is_final: Returns whether a fault is never retried.
 
     Raises:
@@ -71,6 +77,7 @@ class RetryPolicy:
     attempts: int = 5
     first_delay: float = 1.0
     max_delay: float = 300.0
+    outage_seconds: float = 43_200.0
     is_final: Callable[[BaseException], bool] = is_final
 
     def __post_init__(self) -> None:
@@ -83,6 +90,11 @@ class RetryPolicy:
                     f"{name} must be a number of seconds above 0; got {shown(value)}."
                 )
                 raise InvalidLimitError(problem)
+
+        outage = self.outage_seconds
+        if outage != 0 and not is_positive_number(outage):
+            problem = f"outage_seconds must be a number of seconds, 0 or more; got {shown(outage)}."
+            raise InvalidLimitError(problem)
 
     def delay(self, retries: int) -> float:
         """Return the seconds before a retry, from 1, as tenacity's `wait_exponential_jitter`."""

@@ -61,6 +61,8 @@ class RunRecord:
         owner: The worker that drives it, or None.
         wake_at: When it is next due: the first expiry of a paused run, the next retry
             of a running one. None means never.
+        outage_at: Since when it waits for the endpoint of its model; None if it does
+            not.
         updated_at: When it last got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since its last reply or result.
@@ -89,6 +91,7 @@ class RunRecord:
     tokens: int = 0
     cost: float | None = None
     tags: tuple[str, ...] = ()
+    outage_at: float | None = None
     waits_for: str = ""
 
     @property
@@ -105,9 +108,9 @@ class RunRecord:
             values["problem"] = (
                 "" if values["problem"] is None else str(json.loads(values["problem"]))
             )
-            for name in ("wake_at", "created_at", "updated_at", "cost"):
+            for name in ("wake_at", "created_at", "updated_at", "cost", "outage_at"):
                 values[name] = None if values[name] is None else float(values[name])
-            for name in ("wake_at", "created_at", "updated_at"):
+            for name in ("wake_at", "created_at", "updated_at", "outage_at"):
                 read_moment(values[name])
             for name in ("retries", "deaths", "iterations", "tool_calls", "tokens"):
                 values[name] = int(values[name])

@@ -69,6 +69,7 @@ from planner_ext.durable.options import (
     checked_name,
     takes_worker_options,
 )
+from planner_ext.durable.outages import Outages
 from planner_ext.durable.records import (
     RUN_ID,
     TAG,
@@ -763,12 +764,14 @@ class Runs(RunsClient):
             settings.authorize,
         )
         workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
+        retry = settings.retry or RetryPolicy()
         claims = Claims(
             store=store,
             workers=workers,
             clock=runner.clock,
             driven=runner.driven,
-            retry=settings.retry or RetryPolicy(),
+            retry=retry,
+            outages=Outages(runner.clock, retry),
             max_deaths=settings.max_deaths,
         )
         pool = WorkerPool(

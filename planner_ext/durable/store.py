@@ -643,13 +643,14 @@ class JournalStore:
         status: str,
         problem: str,
         at: float,
+        outage_at: float | None = None,
         **values: Value,
     ) -> bool:
         """Release an unfinished run until its retry or resumption; False if its owner is not ``seen``."""
         statement = """
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = :wake_at, problem = :problem, retries = :retries,
-                deaths = :deaths, progress = :progress, updated_at = :at
+                deaths = :deaths, progress = :progress, outage_at = :outage_at, updated_at = :at
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """
@@ -659,6 +660,7 @@ class JournalStore:
             "seen": seen or "",
             "status": status,
             "at": at,
+            "outage_at": outage_at,
         }
         values["problem"] = json.dumps(problem)
         told = (
@@ -673,7 +675,8 @@ class JournalStore:
         """Set a failed or quarantined run to running; False if it is neither."""
         statement = """
             UPDATE planner_runs
-            SET status = 'running', wake_at = NULL, problem = NULL, retries = 0, deaths = 0, updated_at = :at
+            SET status = 'running', wake_at = NULL, outage_at = NULL, problem = NULL, retries = 0, deaths = 0,
+                updated_at = :at
             WHERE run_id = :run_id AND status IN ('failed', 'quarantined') RETURNING run_id
         """
         return bool(await self._rows(statement, run_id=run_id, at=at))

@@ -8,8 +8,9 @@ From top to bottom:
     WorkerPool  the runs that this worker drives, each in a task
     RunHandle   the result and the events of a run, for its readers
 
-A fault is an exception of a run; a retry follows. A death is the end of the worker's
-process while it drove the run. These count as a death, too: ``KeyboardInterrupt``,
+A fault is an exception of a run; a retry follows. A fault of an endpoint uses up no
+retry: the run waits, see `planner_ext.durable.outages`. A death is the end of the
+worker's process while it drove the run. These count as a death, too: ``KeyboardInterrupt``,
 ``SystemExit`` or ``GeneratorExit`` out of the run, and a cancellation of a running call
 that the pool did not ask for. A new reply or result resets both numbers. A run that may
 have ended the process is driven alone, so that it does not take a call of another run
@@ -47,6 +48,7 @@ from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import (
     InvalidJournalError,
     NewerSchemaError,
+    PlannerExtError,
     RunRefusedError,
     UnansweredRunError,
     described,
@@ -62,6 +64,7 @@ from planner_ext.durable.gauge import RETRIES, TAKEOVERS
 from planner_ext.durable.heartbeat import LeasedWorkers
 from planner_ext.durable.listing import PARKED
 from planner_ext.durable.options import RetryPolicy
+from planner_ext.durable.outages import Outages
 from planner_ext.durable.records import (
     RunRecord,
     any_decision_text,
@@ -74,7 +77,13 @@ from planner_ext.durable.writer import Claim, JournalWriter, say_to
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import contained_task, end_tasks, streams
 from planner_ext.engine.log import log_run, one_line
-from planner_ext.engine.ports import Clock, Event, ResultReady, RunStore
+from planner_ext.engine.ports import (
+    Clock,
+    Event,
+    ResultReady,
+    RunStore,
+    current_circuit,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -379,6 +388,7 @@ class Claims:
     clock: Clock
     driven: DrivenRuns
     retry: RetryPolicy
+    outages: Outages
     max_deaths: int
 
     async def take_free(self, limit: int, *, skip: Collection[str]) -> Taken:
@@ -502,28 +512,44 @@ class Claims:
         return True
 
     async def park_fault(self, run_id: str, error: Exception) -> None:
-        """Store when a run is retried, or that it failed; release it."""
+        """Store when a run is tried again, or that it failed; release it."""
         progress, _ = await self._standing(run_id)
         retries, deaths = await self.store.counts(run_id, progress)
         record = await self.store.record(run_id)
-        failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
-        delay = self.retry.delay(retries + 1)
-        parked = record.owner == self.workers.worker_id and await self._park(
+        now = self.clock.now()
+        outage = self._outage_of(error)
+        if outage is None:
+            since = None
+            retries += 1
+            failed = retries >= self.retry.attempts or self.retry.is_final(error)
+            delay = self.retry.delay(retries)
+            next_try = f"retry {retries} of {self.retry.attempts - 1}"
+        else:
+            since = now if record.outage_at is None else record.outage_at
+            left = since + self.retry.outage_seconds - now
+            failed = left <= 0
+            endpoint, _ = outage
+            delay = min(left, self.outages.delay(endpoint, now - since))
+            next_try = f"waits for {one_line(endpoint)}, next try"
+        parked = await self._park(
             Examined(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
-            wake_at=None if failed else self.clock.now() + delay,
+            wake_at=None if failed else now + delay,
             problem=described(error),
-            retries=retries + 1,
+            retries=retries,
+            outage_at=None if failed else since,
         )
         if parked and failed:
             log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
         elif parked:
             RETRIES.add(1)
-            log_run(
-                logging.WARNING,
-                run_id,
-                f"retry {retries + 1} of {self.retry.attempts - 1} in {delay:.1f} s",
-            )
+            log_run(logging.WARNING, run_id, f"{next_try} in {delay:.1f} s")
+
+    def _outage_of(self, error: Exception) -> tuple[str, float] | None:
+        """Return the outage that a run waits for after a fault."""
+        if not isinstance(error, PlannerExtError) or self.retry.is_final(error):
+            return None
+        return error.outage if self.retry.outage_seconds > 0 else None
 
     async def _park(
         self,
@@ -533,6 +559,7 @@ class Claims:
         problem: str,
         retries: int = 0,
         wake_at: float | None = None,
+        outage_at: float | None = None,
     ) -> bool:
         return await self.store.park(
             examined.record.run_id,
@@ -543,6 +570,7 @@ class Claims:
             retries=retries,
             deaths=examined.deaths,
             progress=examined.progress,
+            outage_at=outage_at,
             at=self.clock.now(),
         )
 
@@ -842,6 +870,7 @@ class WorkerPool:
 
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
         """Drive a run; log once that its planner refuses it; count an interrupt as a death."""
+        current_circuit.set(self.claims.outages.request)
         try:
             return await self.runner.drive(job, claim=claim)
         except _REFUSALS as error:

@@ -76,10 +76,14 @@ _TOTALS = "updated_at = :at, iterations = :iterations, tool_calls = :tool_calls,
 _MOVE_RUN = f"""
     UPDATE planner_runs SET status = :status, wake_at = :wake_at, {_TOTALS},
         problem = CASE WHEN :status = 'running' THEN problem END,
+        outage_at = CASE WHEN :status = 'running' THEN outage_at END,
         new_budget = CASE WHEN :status IN ('running', 'paused') THEN new_budget END
     WHERE run_id = :run_id
 """  # noqa: S608  (only this module's own text)
-_COUNT_REPLY = f"UPDATE planner_runs SET {_TOTALS} WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
+_COUNT_REPLY = (
+    f"UPDATE planner_runs SET {_TOTALS}, outage_at = NULL WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
+)
+_COUNT_FAILED = f"UPDATE planner_runs SET {_TOTALS} WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
 _OPEN_APPROVAL = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at, problem)
     VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at, :problem)
@@ -513,8 +517,13 @@ def _run_update(
         "tokens": spent.total_tokens,
         "cost": spent.cost,
     }
-    if isinstance(unwrapped(last), Planned | ModelReplied | RequestFailed):
-        return [(_COUNT_REPLY, values)]
+    match unwrapped(last):
+        case Planned() | ModelReplied():
+            return [(_COUNT_REPLY, values)]
+        case RequestFailed():
+            return [(_COUNT_FAILED, values)]
+        case _:
+            pass
     match last:
         case Paused():
             status = "paused"

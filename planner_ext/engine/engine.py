@@ -372,9 +372,7 @@ class Engine:
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
             interrupted = True
-            await self.record(
-                self._charge_failed(self._journal.interruption, sent=True)
-            )
+            await self.record(self._charge_failed(self._journal.interruption))
         elif self._shared is not None:
             self._shared.answered(reply.usage)
         return reply
@@ -414,7 +412,8 @@ class Engine:
         cancelled = isinstance(error, asyncio.CancelledError)
         reason = "The request was cancelled." if cancelled else described(error)
         try:
-            fact = self._charge_failed(reason, sent=self._ports.chat.was_sent(error))
+            failure = self._ports.chat.failure(error)
+            fact = self._charge_failed(reason, failure)
             await self._journal.record(fact, streamed=not cancelled)
         except Exception as problem:
             logger.info(
@@ -423,21 +422,33 @@ class Engine:
                 problem,
             )
 
-    def _charge_failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
-        """Return the fact of a request without a reply, charged if it may have been sent."""
+    def _charge_failed(
+        self, reason: str, failure: facts.Failure = "processed"
+    ) -> facts.RequestFailed:
+        """Return the fact of a request without a reply.
+
+        A refused one is charged where no store waits for the endpoint: else nothing
+        would bound who resumes the run again and again.
+        """
+        is_free = failure == "unsent" or (failure == "refused" and self._calls.is_kept)
         iteration = self.state.iteration
         usage = Usage()
         under_way = self._under_way
         if under_way is not None:
             iteration = under_way.request.iteration
-            if sent:
+            if not is_free:
                 usage = self._estimated(under_way.transcript, under_way.request)
         if self._shared is not None:
             self._shared.failed(usage)
         at = self._journal.now()
         seconds = self._journal.lap()
         return facts.RequestFailed(
-            iteration=iteration, reason=reason, usage=usage, at=at, seconds=seconds
+            iteration=iteration,
+            reason=reason,
+            failure=failure,
+            usage=usage,
+            at=at,
+            seconds=seconds,
         )
 
     def _estimated(

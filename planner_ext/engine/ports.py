@@ -1,6 +1,8 @@
 """The ports of the engine, as protocols: adapters implement them, tests fake them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,6 +13,7 @@ from planner_ext.core.facts import (
     AnswerPurpose,
     EventLine,
     Fact,
+    Failure,
     FunctionOutcome,
     Purpose,
 )
@@ -83,8 +86,8 @@ class Chat(Protocol):
         """Send the transcript; stream the pieces to ``emit`` if it is given."""
         ...
 
-    def was_sent(self, error: BaseException) -> bool:
-        """Return whether a request that ended in an error may have reached the server."""
+    def failure(self, error: BaseException) -> Failure:
+        """Return how far a request came that ended in an error."""
         ...
 
     def estimated(
@@ -92,6 +95,13 @@ class Chat(Protocol):
     ) -> Usage:
         """Estimate a request without a reply; 0 in a run whose tokens are not limited."""
         ...
+
+
+Circuit = Callable[[str], AbstractContextManager[str]]
+"""Enters a request to an endpoint, by its name; yields why not to send it, or ""."""
+
+current_circuit: ContextVar[Circuit | None] = ContextVar("circuit", default=None)
+"""That of the store that drives the present run."""
 
 
 class Functions(Protocol):

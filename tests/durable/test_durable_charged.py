@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner_ext.approval.decisions import Approve, ToolCall
 from planner_ext.core.accounts import current_tab
-from planner_ext.core.facts import Fact, RequestFailed, Rules
+from planner_ext.core.facts import Fact, Failure, RequestFailed, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State
@@ -80,8 +80,8 @@ class MortalWorld(World):
     def is_model(self) -> bool:
         return True
 
-    def was_sent(self, error: BaseException) -> bool:
-        return not isinstance(error, ConnectionRefusedError)
+    def failure(self, error: BaseException) -> Failure:
+        return "unsent" if isinstance(error, ConnectionRefusedError) else "processed"
 
     async def ask(
         self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None

@@ -11,6 +11,7 @@ from planner_ext.approval.decisions import Approve, Decision, ToolCall
 from planner_ext.core.facts import (
     CallDecided,
     Fact,
+    Failure,
     Rules,
     RunStarted,
 )
@@ -86,8 +87,8 @@ class FakeChat:
             await emit(TextDelta(text=turn, iteration=request.iteration))
         return turn if isinstance(turn, Reply) else _reply(turn)
 
-    def was_sent(self, error: BaseException) -> bool:
-        return not isinstance(error, ConnectionRefusedError)
+    def failure(self, error: BaseException) -> Failure:
+        return "unsent" if isinstance(error, ConnectionRefusedError) else "processed"
 
     def estimated(
         self, transcript: Sequence[TranscriptItem], request: AskModel

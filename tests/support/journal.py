@@ -236,7 +236,14 @@ FACTS: tuple[Fact, ...] = (
     ),
     ModelAsked(iteration=1, index=0, usage=USAGE, at=7.0),
     NestedCallStarted(iteration=1, index=1, function="plugin-f", usage=USAGE, at=7.0),
-    RequestFailed(iteration=1, reason="it broke", usage=USAGE, at=8.0, seconds=0.2),
+    RequestFailed(
+        iteration=1,
+        reason="it broke",
+        failure="refused",
+        usage=USAGE,
+        at=8.0,
+        seconds=0.2,
+    ),
     CallLeft(
         iteration=1,
         index=1,

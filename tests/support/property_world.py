@@ -30,6 +30,7 @@ from planner_ext.core.facts import (
     CallStarted,
     Clarified,
     Fact,
+    Failure,
     ModelReplied,
     Planned,
     RequestFailed,
@@ -307,8 +308,8 @@ class World:
             functions_available=turn.available,
         )
 
-    def was_sent(self, error: BaseException) -> bool:
-        return True
+    def failure(self, error: BaseException) -> Failure:
+        return "processed"
 
     def estimated(
         self, transcript: Sequence[TranscriptItem], request: AskModel

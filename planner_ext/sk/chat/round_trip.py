@@ -5,11 +5,10 @@ and nowhere else.
 """
 
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
@@ -24,14 +23,19 @@ from semantic_kernel.contents import (
     FunctionResultContent,
     TextContent,
 )
-from semantic_kernel.exceptions import KernelException, ServiceResponseException
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.errors import described, shown
+from planner_ext.core.errors import shown
+from planner_ext.core.facts import Failure
 from planner_ext.core.limits import Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
-from planner_ext.engine.ports import Clarification, Emit, TextDelta
+from planner_ext.engine.ports import (
+    Clarification,
+    Emit,
+    TextDelta,
+    current_circuit,
+)
 from planner_ext.sk.chat.history import render
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.reply import (
@@ -45,14 +49,12 @@ from planner_ext.sk.chat.transport import (
     GenericTransport,
     connector_of,
     connector_settings,
+    endpoint_of,
     select_service,
 )
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidReplyError,
-    PlannerInvalidConfigurationError,
-    PromptTooLargeError,
-    ServiceCallError,
 )
 from planner_ext.sk.functions.questions import Question
 from planner_ext.sk.functions.toolset import ToolSet
@@ -165,12 +167,11 @@ class KernelChat:
             functions_available=self.tools.available,
         )
 
-    def was_sent(self, error: BaseException) -> bool:
-        """Whether a failed request may have reached the server; see `Chat`."""
-        return not (
-            _is_apart(error)
-            or any(isinstance(cause, _NOT_SENT) for cause in _causes(error))
-        )
+    def failure(self, error: BaseException) -> Failure:
+        """Say how far a request came; see `Chat`."""
+        from planner_ext.sk.chat.faults import failure_of  # noqa: PLC0415  (only where a request fails)
+
+        return failure_of(error)
 
     def estimated(
         self, transcript: Sequence[TranscriptItem], request: AskModel
@@ -251,35 +252,6 @@ class KernelChat:
 
 # The errors of a request.
 
-_NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
-"""The errors of this package that mean that the request was not sent."""
-
-_NOT_CONNECTED = frozenset(
-    {
-        "ClientConnectorError",  # aiohttp
-        "ConnectError",  # httpx
-        "ConnectTimeout",
-        "ConnectTimeoutError",  # botocore
-        "ConnectionRefusedError",
-        "EndpointConnectionError",
-        "NewConnectionError",  # urllib3
-        "PoolTimeout",
-        "ServiceRequestError",  # azure-core
-        "gaierror",
-    }
-)
-"""Classes of the clients' errors that mean that no connection was made."""
-
-_NO_REPLY = (
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    KeyError,
-    AssertionError,
-)
-"""The errors that connectors raise on an unexpected response."""
-
 
 def no_reply(seen: str) -> InvalidReplyError:
     """Make the error for a response that is not a reply."""
@@ -291,94 +263,26 @@ def no_reply(seen: str) -> InvalidReplyError:
 
 @contextmanager
 def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
-    """Convert a connector's exceptions; Semantic Kernel's specific errors pass unchanged.
+    """Make a request; convert a connector's exceptions as `planner_ext.sk.chat.faults` does.
 
     Raises:
         InvalidReplyError: If the connector could not read the response.
-        ServiceCallError: If the request failed otherwise.
+        ServiceCallError: If the request failed otherwise, or its endpoint is out.
     """
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException = error
-        if isinstance(error, KernelException):
-            if type(error) is not ServiceResponseException:
+    circuit = current_circuit.get()
+    reached = nullcontext("") if circuit is None else circuit(endpoint_of(service))
+    with reached as problem:
+        try:
+            if problem:
+                raise ConnectionRefusedError(problem)
+            yield
+        except Exception as error:
+            from planner_ext.sk.chat.faults import named  # noqa: PLC0415  (only where a request fails)
+
+            named_error = named(error, service)
+            if named_error is error:
                 raise
-            cause = error.__cause__ or error
-        name = f"{type(service).__name__} {service.ai_model_id!r}"
-        # The sentence around it has a full stop.
-        seen = _without_key(described(cause), service).removesuffix(".")
-        if isinstance(cause, _NO_REPLY):
-            raise InvalidReplyError(
-                f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "
-                "Kernel's connector may not know this kind of response; else check the base URL, and that the endpoint "
-                "speaks the connector's protocol. The history is as it was: the request can be made again."
-            ) from error
-        raise ServiceCallError(
-            f"The request to {name} failed: {seen}.{_at(service)}{_check(cause)} The history is as it was: the request "
-            "can be made again."
-        ) from error
-
-
-def _without_key(text: str, service: ChatCompletionClientBase) -> str:
-    """Hide the client's key: some endpoints repeat it in their refusal."""
-    key: object = getattr(getattr(service, "client", None), "api_key", None)
-    return text.replace(key, "***") if isinstance(key, str) and key else text
-
-
-def _at(service: ChatCompletionClientBase) -> str:
-    try:
-        parts = urlsplit(service.service_url() or "")
-        port = f":{parts.port}" if parts.port else ""
-    except (ValueError, AttributeError, TypeError):
-        return ""
-    return (
-        f" Its endpoint is {parts.scheme}://{parts.hostname}{port}{parts.path}."
-        if parts.hostname
-        else ""
-    )
-
-
-_CHECKS = {
-    401: " The endpoint refused the key: check api_key, and that base_url is the endpoint that the key is for.",
-    403: " The endpoint forbids it: check the rights of the api_key, and base_url.",
-    404: " The endpoint does not know the address or the model: check base_url, its path, and the model's name.",
-}
-
-
-def _check(cause: BaseException) -> str:
-    """Say which settings to check after an endpoint's error; "" if none cause it."""
-    status = getattr(cause, "status_code", None)
-    if isinstance(status, int):
-        return _CHECKS.get(status, "")
-    if any(
-        isinstance(each, RuntimeError) and "event loop" in str(each).lower()
-        for each in _causes(cause)
-    ):
-        return (
-            " The service's client made requests on another event loop before. Stay on one: call invoke_sync alone, or "
-            "await every run within one asyncio.run; or give each loop a service of its own."
-        )
-    return (
-        " No connection was made: check base_url, its host and port, and that the endpoint runs."
-        * _is_apart(cause)
-    )
-
-
-def _is_apart(error: BaseException) -> bool:
-    return any(
-        kind.__name__ in _NOT_CONNECTED
-        for each in _causes(error)
-        for kind in type(each).__mro__
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        # Raised "from None", as Ollama does.
-        hidden = error.__context__ if error.__suppress_context__ else None
-        error = error.__cause__ or hidden
+            raise named_error from error
 
 
 # The budget note: what is left of the budget, sent to the model with one request and kept nowhere.

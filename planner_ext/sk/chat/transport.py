@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from operator import is_
 from typing import Any, Final, Literal, cast
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from semantic_kernel import Kernel
@@ -441,6 +442,23 @@ def _one_text(message: ChatMessageContent, connector: Connector) -> ChatMessageC
 
 
 # How a request is sent to a connector.
+
+
+def address_of(service: ChatCompletionClientBase) -> str:
+    """Return a service's address without query and password; "" if it does not say it."""
+    try:
+        parts = urlsplit(service.service_url() or "")
+        port = f":{parts.port}" if parts.port else ""
+    except (ValueError, AttributeError, TypeError):
+        return ""
+    if not parts.hostname:
+        return ""
+    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+
+def endpoint_of(service: ChatCompletionClientBase) -> str:
+    """Name a service with its address."""
+    return f"{service.service_id} {address_of(service)}".rstrip()
 
 
 @frozen

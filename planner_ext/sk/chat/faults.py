@@ -1,0 +1,194 @@
+"""The errors of a request: how a connector's exception is named, and what it says of the endpoint.
+
+How far a request came decides what is charged, see `planner_ext.core.facts.Failure`:
+
+    unsent      nothing was sent, or no connection made
+    refused     the server answered with an HTTP error
+    processed   it may have been: a reply began, or the connection broke after sending
+
+After 408, 429, 5xx, no connection and a broken one a kept run waits for the endpoint.
+Connectors have clients of their own, so their errors are known by name and by status.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from semantic_kernel.connectors.ai.chat_completion_client_base import (
+    ChatCompletionClientBase,
+)
+from semantic_kernel.exceptions import KernelException, ServiceResponseException
+
+from planner_ext.core.errors import described
+from planner_ext.core.facts import Failure
+from planner_ext.sk.chat.transport import address_of, endpoint_of
+from planner_ext.sk.errors import (
+    InvalidReplyError,
+    PlannerInvalidConfigurationError,
+    PromptTooLargeError,
+    ServiceCallError,
+)
+
+_NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
+"""The errors of this package that mean that the request was not sent."""
+
+_NOT_CONNECTED = frozenset(
+    {
+        "ClientConnectorError",  # aiohttp
+        "ConnectError",  # httpx
+        "ConnectTimeout",
+        "ConnectTimeoutError",  # botocore
+        "ConnectionRefusedError",
+        "EndpointConnectionError",
+        "NewConnectionError",  # urllib3
+        "PoolTimeout",
+        "ServiceRequestError",  # azure-core
+        "gaierror",
+    }
+)
+"""Classes of the clients' errors that mean that no connection was made."""
+
+_BROKEN = frozenset(
+    {
+        "APIConnectionError",  # openai, anthropic
+        "ClientConnectionError",  # aiohttp
+        "ClientPayloadError",
+        "ConnectionError",
+        "HTTPClientError",  # botocore
+        "ServiceResponseError",  # azure-core
+        "TimeoutError",
+        "TransportError",  # httpx
+    }
+)
+"""Classes that mean that a connection broke, or that no reply came in time."""
+
+_NO_REPLY = (
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    KeyError,
+    AssertionError,
+)
+"""The errors that connectors raise on an unexpected response."""
+
+
+def named(error: Exception, service: ChatCompletionClientBase) -> Exception:
+    """Return the error of this package for a connector's; Semantic Kernel's specific ones stay as they are."""
+    cause: BaseException = error
+    if isinstance(error, KernelException):
+        if type(error) is not ServiceResponseException:
+            return error
+        cause = error.__cause__ or error
+    name = f"{type(service).__name__} {service.ai_model_id!r}"
+    # The sentence around it has a full stop.
+    seen = _without_key(described(cause), service).removesuffix(".")
+    if isinstance(cause, _NO_REPLY):
+        return InvalidReplyError(
+            f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "
+            "Kernel's connector may not know this kind of response; else check the base URL, and that the endpoint "
+            "speaks the connector's protocol. The history is as it was: the request can be made again."
+        )
+    address = address_of(service)
+    at = f" Its endpoint is {address}." if address else ""
+    failed = ServiceCallError(
+        f"The request to {name} failed: {seen}.{at}{_check(cause)} The history is as it was: the request can be made "
+        "again."
+    )
+    if _is_out(error):
+        failed.outage = (endpoint_of(service), _retry_after(error))
+    return failed
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return how far a request came that ended in an error."""
+    if _is_any(error, _NOT_CONNECTED):
+        return "unsent"
+    if any(isinstance(each, _NOT_SENT) for each in _causes(error)):
+        return "unsent"
+    return "processed" if (_status(error) or 0) < 400 else "refused"
+
+
+def _is_out(error: BaseException) -> bool:
+    status = _status(error) or 0
+    if status >= 400:
+        return status in (408, 429) or status >= 500
+    return _is_any(error, _NOT_CONNECTED | _BROKEN) and not _is_of_another_loop(error)
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status of the response to a request."""
+    for each in _causes(error):
+        for holder in (each, getattr(each, "response", None)):
+            status = getattr(holder, "status_code", None)
+            if isinstance(status, int):
+                return status
+    return None
+
+
+def _retry_after(error: BaseException) -> float:
+    """Return the seconds of ``Retry-After``, or of OpenAI's ``retry-after-ms``; 0.0 without."""
+    for each in _causes(error):
+        headers: Any = getattr(getattr(each, "response", None), "headers", None)
+        if headers is None:
+            continue
+        with suppress(TypeError, ValueError, AttributeError):
+            return max(0.0, float(headers.get("retry-after-ms")) / 1000)
+        given = headers.get("retry-after")
+        with suppress(TypeError, ValueError):
+            return max(0.0, float(given))
+        with suppress(TypeError, ValueError):
+            return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+    return 0.0
+
+
+def _without_key(text: str, service: ChatCompletionClientBase) -> str:
+    """Hide the client's key: some endpoints repeat it in their refusal."""
+    key: object = getattr(getattr(service, "client", None), "api_key", None)
+    return text.replace(key, "***") if isinstance(key, str) and key else text
+
+
+_CHECKS = {
+    401: " The endpoint refused the key: check api_key, and that base_url is the endpoint that the key is for.",
+    403: " The endpoint forbids it: check the rights of the api_key, and base_url.",
+    404: " The endpoint does not know the address or the model: check base_url, its path, and the model's name.",
+}
+
+
+def _check(cause: BaseException) -> str:
+    """Say which settings to check after an endpoint's error; "" if none cause it."""
+    status = getattr(cause, "status_code", None)
+    if isinstance(status, int):
+        return _CHECKS.get(status, "")
+    if _is_of_another_loop(cause):
+        return (
+            " The service's client made requests on another event loop before. Stay on one: call invoke_sync alone, or "
+            "await every run within one asyncio.run; or give each loop a service of its own."
+        )
+    if _is_any(cause, _NOT_CONNECTED):
+        return " No connection was made: check base_url, its host and port, and that the endpoint runs."
+    return ""
+
+
+def _is_of_another_loop(error: BaseException) -> bool:
+    return any(
+        isinstance(each, RuntimeError) and "event loop" in str(each).lower()
+        for each in _causes(error)
+    )
+
+
+def _is_any(error: BaseException, names: frozenset[str]) -> bool:
+    """Return whether an error, or one of its causes, is of a class of these names."""
+    return any(
+        kind.__name__ in names for each in _causes(error) for kind in type(each).__mro__
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        # Raised "from None", as Ollama does.
+        hidden = error.__context__ if error.__suppress_context__ else None
+        error = error.__cause__ or hidden
