@@ -35,16 +35,21 @@ from support.property_world import (
 from support.values import each_of
 
 
+class RefusedError(Exception):
+    """The server answered with an HTTP error."""
+
+
 class DiedError(BaseException):
     """A process ended: nothing of it runs on."""
 
 
 @dataclass
 class Life:
-    """The moments that a process has left; then it dies, or its endpoint fails from there on."""
+    """The moments that a process has left; then it dies, or its endpoint fails or refuses from there on."""
 
     moments: float = float("inf")
     dies: bool = True
+    refuses: bool = False
 
     def pass_moment(self, fault: type[Exception] | None = None) -> None:
         self.moments -= 1
@@ -75,20 +80,29 @@ class MortalWorld(World):
     """A world whose process may die at any moment, and whose requests may fail before they are sent, or after."""
 
     life: Life = field(default_factory=Life)
+    refusals: int = 0
 
     @property
     def is_model(self) -> bool:
         return True
 
     def failure(self, error: BaseException) -> Failure:
-        return "unsent" if isinstance(error, ConnectionRefusedError) else "processed"
+        if isinstance(error, ConnectionRefusedError):
+            return "unsent"
+        return "refused" if isinstance(error, RefusedError) else "processed"
 
     async def ask(
         self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None
     ) -> Reply:
         self.life.pass_moment(ConnectionRefusedError)
         reply = await World.ask(self, transcript, request, emit)
-        self.life.pass_moment(ConnectionResetError)
+        try:
+            self.life.pass_moment(
+                RefusedError if self.life.refuses else ConnectionResetError
+            )
+        except RefusedError:
+            self.refusals += request.iteration >= 0 or self.plan.rules.charge_plan
+            raise
         return reply
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
@@ -149,7 +163,7 @@ def lives_through(plan: Plan, lives: Sequence[Life]) -> tuple[MortalWorld, list[
         world.life = table.life = life
         try:
             state = asyncio.run(world.live(table))
-        except (DiedError, ConnectionError):
+        except (DiedError, RefusedError, ConnectionError):
             continue
         if state.phase is Phase.ENDED:
             return world, list(load_facts(table.rows))
@@ -171,6 +185,7 @@ def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
         world.requests
         + world.clarifier_requests
         + world.plan_requests * plan.rules.charge_plan
+        - world.refusals
     )
     usage = fold(facts).usage
     assert made <= usage.iterations <= most
@@ -185,13 +200,16 @@ def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
     plans.map(honest).map(timeless),
     st.integers(1, 6),
     st.lists(
-        st.builds(Life, moments=st.integers(0, 25), dies=st.booleans()), max_size=8
+        st.builds(
+            Life, moments=st.integers(0, 25), dies=st.booleans(), refuses=st.booleans()
+        ),
+        max_size=8,
     ),
 )
 def test_no_number_of_lives_makes_more_requests_than_are_allowed(
     plan: Plan, most: int, lives: list[Life]
 ) -> None:
-    """Ended at any fact, request or call, a run is charged for each request and each call inside a function."""
+    """Ended at any fact, request or call, a run is charged for each request but refused ones, and each call inside."""
     check(plan, most, lives)
 
 

@@ -40,6 +40,7 @@ from support.values import each_of
 SOON = RetryPolicy(first_delay=0.05, attempts=4)
 LIMIT_SECONDS = 120
 BUSY, FORBIDDEN = ScriptedFault(status=500), ScriptedFault(status=401)
+UNREADABLE = ScriptedFault(status=200, body="<html>")
 
 
 def working_life(store: str, effects: Path, url: str) -> None:
@@ -105,14 +106,14 @@ async def test_a_lasting_fault_fails_the_run_which_can_be_resumed(
     lives: Lives, store: str, tmp_path: Path
 ) -> None:
     """After the attempts it is failed, with its last fault; resumed, it is answered, as is its next handle."""
-    async with worked(lives, store, tmp_path, [BUSY] * SOON.attempts) as opened:
+    async with worked(lives, store, tmp_path, [UNREADABLE] * SOON.attempts) as opened:
         record = await reached(opened, "failed")
         assert (record.retries, record.owner, record.wake_at) == (
             SOON.attempts,
             None,
             None,
         )
-        assert record.problem.startswith("ServiceCallError: ")
+        assert record.problem.startswith("InvalidReplyError: ")
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
     async with open_runs(store) as runs:
         assert (
@@ -135,7 +136,7 @@ async def test_a_reply_resets_the_count(
     lives: Lives, store: str, tmp_path: Path
 ) -> None:
     """A long run on a shaky endpoint does not fail by the sum of its faults."""
-    shaky = [BUSY, BUSY, BUSY]
+    shaky = [UNREADABLE, UNREADABLE, UNREADABLE]
     script = [
         *shaky,
         call("shop-label", {"order": 1}, id="a"),

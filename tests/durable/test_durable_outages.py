@@ -1,0 +1,286 @@
+"""An endpoint that is busy, failing or not reached is waited for: no try is used up, and no refusal charged."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+
+from planner_ext.core.facts import ModelReplied, RequestFailed
+from planner_ext.durable import RetryPolicy, RunRecord, Runs
+from planner_ext.durable.options import is_final
+from planner_ext.durable.outages import Outages
+from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallError
+from planner_ext.testing import (
+    Script,
+    ScriptedAnswer,
+    ScriptedFault,
+    ScriptedOpenAIServer,
+    ScriptedRequest,
+    call,
+    say,
+)
+from support.durable import GOAL, Shop, open_runs, planner_of
+from support.planner import Clock
+from support.values import each_of
+
+SOON = RetryPolicy(first_delay=0.02, max_delay=0.05, attempts=1)
+LIMIT_SECONDS = 60
+BUSY = ScriptedFault(status=503)
+BROKEN = ScriptedFault(drop=True)
+
+
+@asynccontextmanager
+async def kernel_at(url: str, folder: Path) -> AsyncIterator[Kernel]:
+    """Enter a kernel whose model is at an address, and whose client repeats no request."""
+    async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        kernel = Kernel()
+        kernel.add_service(
+            OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+        )
+        kernel.add_plugin(Shop(folder / "effects"), "shop")
+        yield kernel
+
+
+async def worked(
+    store: str | Path, folder: Path, script: Script, *, runs: int = 1, **options: Any
+) -> tuple[list[RunRecord], ScriptedOpenAIServer]:
+    """Let one worker drive runs until they are at rest; each may be tried once after a fault of its own."""
+    with ScriptedOpenAIServer(script) as server:
+        async with (
+            kernel_at(server.url, folder) as kernel,
+            open_runs(store, poll_seconds=0.01, retry=SOON) as opened,
+        ):
+            for number in range(runs):
+                await opened.submit(GOAL, run_id=f"r{number}")
+            work = asyncio.create_task(opened.work(planner_of(**options), kernel))
+            async with asyncio.timeout(LIMIT_SECONDS):
+                while any(one.unfinished for one in await opened.list()):  # noqa: ASYNC110  (the store tells)
+                    await asyncio.sleep(0.02)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            return await opened.list(), server
+
+
+@each_of("status", [408, 429, 503])
+async def test_a_refusal_uses_up_no_try_and_no_trip(
+    status: int, tmp_path: Path
+) -> None:
+    """A run with a single try is answered after any number of refusals, which its budget does not notice."""
+    busy = [ScriptedFault(status=status)] * 3
+    script = [*busy, call("shop-label", {"order": 1}, id="a"), *busy, say("Done.")]
+    (record,), server = await worked(
+        tmp_path / f"{status}.db", tmp_path, script, max_iterations=3
+    )
+    assert (record.status, record.iterations, record.retries) == ("answered", 2, 0)
+    assert (record.problem, record.outage_at, record.wake_at) == ("", None, None)
+    assert len(server.requests) == 8
+
+
+async def test_a_connection_that_breaks_after_sending_is_waited_for_and_charged(
+    store: str, tmp_path: Path
+) -> None:
+    """The server may have processed it: two of these leave nothing of two trips."""
+    (record,), server = await worked(
+        store, tmp_path, [BROKEN, BUSY, BROKEN, say("Done.")], max_iterations=2
+    )
+    assert (record.status, record.iterations) == ("limit_reached", 2)
+    assert len(server.requests) == 3
+
+
+async def test_a_final_status_fails_at_once_and_is_not_charged(tmp_path: Path) -> None:
+    """A key that is refused is no outage."""
+    script = [ScriptedFault(status=401)]
+    (record,), _ = await worked(tmp_path / "runs.db", tmp_path, script)
+    assert (record.status, record.iterations) == ("failed", 0)
+
+
+async def test_many_runs_do_not_knock(store: str, tmp_path: Path) -> None:
+    """While an endpoint is out one request at a time tries it, whatever the number of runs; then all go on."""
+    out = 8
+
+    def answer(request: ScriptedRequest) -> ScriptedAnswer:
+        return BUSY if request.index < out else say("Done.")
+
+    records, server = await worked(store, tmp_path, answer, runs=30)
+    assert {record.status for record in records} == {"answered"}
+    assert len(server.requests) == out + 30
+
+
+async def test_a_list_says_since_when_a_run_waits(store: str, tmp_path: Path) -> None:
+    """So does its row, until a reply comes; what happened is in its journal, by kind."""
+    with ScriptedOpenAIServer([]) as gone:
+        address = gone.url
+    clock = Clock()
+    retry = RetryPolicy(attempts=1)
+    async with (
+        kernel_at(address, tmp_path) as kernel,
+        open_runs(store, clock=clock, retry=retry) as runs,
+    ):
+        with pytest.raises(ServiceCallError, match="No connection was made"):
+            await (await runs.start(planner_of(), kernel, GOAL, run_id="r")).result()
+        (record,) = await runs.list()
+        assert (record.status, record.outage_at) == ("running", clock.now())
+        assert record.waits_for == "the endpoint since 1970-01-12 13:46:40 UTC"
+        failed = [
+            fact.failure
+            for fact in (await runs.load("r")).facts
+            if isinstance(fact, RequestFailed)
+        ]
+        assert failed == ["unsent"]
+
+
+async def test_a_run_waits_for_hours_and_then_fails(tmp_path: Path) -> None:
+    """All night with one try; past the limit it is failed, with the fault that it had; resumed, it waits anew."""
+    clock = Clock()
+    retry = RetryPolicy(attempts=1, outage_seconds=36_000.0)
+    tries = 0
+    with ScriptedOpenAIServer(lambda _: BUSY) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            Runs.sqlite(tmp_path / "runs.db", clock=clock, retry=retry) as runs,
+        ):
+            runs.drive_with(planner_of(), kernel)
+            await runs.submit(GOAL, run_id="r")
+            begun = clock.now()
+            while not (then := await runs.activate("r")).ended:
+                assert then.seconds is not None
+                clock.seconds += then.seconds
+                tries += 1
+            (record,) = await runs.list()
+            assert then.status == record.status == "failed"
+            assert clock.now() - begun == pytest.approx(36_000.0)
+            assert record.problem.startswith("ServiceCallError: ")
+            assert (record.iterations, record.retries, record.outage_at) == (0, 0, None)
+            assert 60 < tries < 400
+
+            with pytest.raises(ServiceCallError):
+                await (await runs.resume("r", planner_of(), kernel)).result()
+            (record,) = await runs.list()
+            assert (record.status, record.outage_at) == ("running", clock.now())
+
+
+async def test_without_a_wait_an_outage_is_a_fault_like_any_other(
+    tmp_path: Path,
+) -> None:
+    """``outage_seconds=0`` counts it against the attempts."""
+    retry = RetryPolicy(attempts=1, outage_seconds=0)
+    with ScriptedOpenAIServer([BUSY]) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            Runs.sqlite(tmp_path / "runs.db", retry=retry) as runs,
+        ):
+            with pytest.raises(ServiceCallError):
+                await (await runs.start(planner_of(), kernel, GOAL)).result()
+            assert (await runs.list())[0].status == "failed"
+    with pytest.raises(PlannerInvalidConfigurationError, match="outage_seconds"):
+        RetryPolicy(outage_seconds=-1)
+
+
+@each_of(
+    ("headers", "least"),
+    [
+        ({"retry-after": "120"}, 120.0),
+        ({"retry-after-ms": "90000"}, 90.0),
+        ({"retry-after": "Fri, 01 Jan 2100 00:00:00 GMT"}, 10_000.0),
+        ({"retry-after": "soon"}, 1.0),
+    ],
+)
+async def test_retry_after_is_honoured(
+    headers: dict[str, str], least: float, tmp_path: Path
+) -> None:
+    """In seconds, milliseconds or as a date; within how long the run waits at all."""
+    clock = Clock()
+    path = tmp_path / f"{least}.db"
+    retry = RetryPolicy(outage_seconds=10_000.0)
+    with ScriptedOpenAIServer([ScriptedFault(status=429, headers=headers)]) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            Runs.sqlite(path, clock=clock, retry=retry) as runs,
+        ):
+            runs.drive_with(planner_of(), kernel)
+            await runs.submit(GOAL, run_id="r")
+            then = await runs.activate("r")
+    assert then.seconds is not None
+    assert least <= then.seconds <= least + 2.0
+
+
+class OutError(ServiceCallError):
+    """An endpoint is out."""
+
+    outage = ("a", 0.0)
+
+
+def refused(outages: Outages) -> bool:
+    """Return whether a request to the endpoint would not be sent."""
+    with outages.request("a") as problem:
+        return bool(problem)
+
+
+async def test_one_request_at_a_time_tries_an_endpoint_that_is_out() -> None:
+    """Others are refused meanwhile, and before it is due; a try that breaks off lets the next one try."""
+    clock = Clock()
+    outages = Outages(clock, RetryPolicy(first_delay=10.0))
+
+    def failed() -> None:
+        with pytest.raises(OutError), outages.request("a") as problem:
+            assert not problem
+            raise OutError("503")
+
+    failed()
+    assert refused(outages)
+    clock.seconds += 20.0
+    with pytest.raises(asyncio.CancelledError), outages.request("a"):
+        assert refused(outages)
+        raise asyncio.CancelledError
+    failed()
+    clock.seconds += 19.0
+    assert refused(outages)
+    clock.seconds += 11.0
+    with outages.request("a") as problem:
+        assert not problem
+    assert not refused(outages)
+
+
+async def test_requests_that_were_under_way_count_as_one_fault() -> None:
+    """A hundred that fail together do not double the delay a hundred times."""
+    clock = Clock()
+    outages = Outages(clock, RetryPolicy(first_delay=1.0))
+    waiting = [outages.request("a") for _ in range(100)]
+    for one in waiting:
+        one.__enter__()
+    error = OutError("503")
+    for one in waiting:
+        assert not one.__exit__(OutError, error, None)
+    clock.seconds += 2.0
+    assert not refused(outages)
+
+
+def shares(facts: Sequence[Any]) -> dict[str, int]:
+    """Count the requests of a journal by how they ended."""
+    ends = [
+        fact.failure if isinstance(fact, RequestFailed) else "replied"
+        for fact in facts
+        if isinstance(fact, RequestFailed | ModelReplied)
+    ]
+    return {end: ends.count(end) for end in ends}
+
+
+async def test_refusals_are_counted_apart(tmp_path: Path) -> None:
+    """The journal says of each request whether it was refused, or may have been processed."""
+    path = tmp_path / "runs.db"
+    await worked(path, tmp_path, [BUSY, BUSY, BROKEN, say("Done.")])
+    async with Runs.sqlite(path) as runs:
+        counts = shares((await runs.load("r0")).facts)
+    counts.pop("unsent", None)
+    assert counts == {"refused": 2, "processed": 1, "replied": 1}
+
+
+def test_an_outage_is_not_final() -> None:
+    """So an application's own ``is_final`` decides before the wait."""
+    assert not is_final(OutError("503"))
