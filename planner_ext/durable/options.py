@@ -62,12 +62,12 @@ class RetryPolicy:
 
     Attributes:
         attempts: How often a run is driven without a new reply or result before it is
-            ``failed``; 1 never retries.
+            ``failed``; 1 never retries, and waits for no endpoint.
         first_delay: Seconds before the first retry. Each next delay is twice as long,
             and up to this much longer at random.
         max_delay: The longest delay, in seconds.
         outage_seconds: How long a run waits for an endpoint before it is ``failed``;
-            12 hours by default. 0 counts an endpoint's faults as attempts.
+            12 hours by default.
         is_final: Returns whether a fault is never retried.
 
     Raises:
@@ -84,17 +84,12 @@ class RetryPolicy:
         if not is_count(self.attempts, least=1):
             problem = f"attempts must be a whole number, 1 or more; got {shown(self.attempts)}."
             raise InvalidLimitError(problem)
-        for name in ("first_delay", "max_delay"):
+        for name in ("first_delay", "max_delay", "outage_seconds"):
             if not is_positive_number(value := getattr(self, name)):
                 problem = (
                     f"{name} must be a number of seconds above 0; got {shown(value)}."
                 )
                 raise InvalidLimitError(problem)
-
-        outage = self.outage_seconds
-        if outage != 0 and not is_positive_number(outage):
-            problem = f"outage_seconds must be a number of seconds, 0 or more; got {shown(outage)}."
-            raise InvalidLimitError(problem)
 
     def delay(self, retries: int) -> float:
         """Return the seconds before a retry, from 1, as tenacity's `wait_exponential_jitter`."""

@@ -547,9 +547,10 @@ class Claims:
 
     def _outage_of(self, error: Exception) -> tuple[str, float] | None:
         """Return the outage that a run waits for after a fault."""
-        if not isinstance(error, PlannerExtError) or self.retry.is_final(error):
+        never_waits = self.retry.attempts == 1 or self.retry.is_final(error)
+        if never_waits or not isinstance(error, PlannerExtError):
             return None
-        return error.outage if self.retry.outage_seconds > 0 else None
+        return error.outage
 
     async def _park(
         self,
