@@ -64,6 +64,10 @@ class Outages:
             if circuit is not None:
                 circuit.is_tried = False
 
+    def forget(self) -> None:
+        """Let the next requests be sent: a person says that it is time."""
+        self._circuits.clear()
+
     def delay(self, endpoint: str, waited: float) -> float:
         """Return the seconds until a run tries its endpoint again.
 

@@ -921,6 +921,7 @@ class Runs(RunsClient):
     ) -> None:
         if record.status in PARKED:
             await asking.retry(record.run_id, by=by)
+            self._pool.claims.outages.forget()
 
     async def recover(
         self,

@@ -871,7 +871,8 @@ class WorkerPool:
 
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
         """Drive a run; log once that its planner refuses it; count an interrupt as a death."""
-        current_circuit.set(self.claims.outages.request)
+        if self.claims.retry.attempts > 1:
+            current_circuit.set(self.claims.outages.request)
         try:
             return await self.runner.drive(job, claim=claim)
         except _REFUSALS as error:

@@ -223,7 +223,7 @@ def refused(outages: Outages) -> bool:
 
 
 async def test_one_request_at_a_time_tries_an_endpoint_that_is_out() -> None:
-    """Others are refused meanwhile, and before it is due; a try that breaks off lets the next one try."""
+    """Others are refused meanwhile, and before it is due; a try that breaks off, or a person, lets the next one try."""
     clock = Clock()
     outages = Outages(clock, RetryPolicy(first_delay=10.0))
 
@@ -244,6 +244,9 @@ async def test_one_request_at_a_time_tries_an_endpoint_that_is_out() -> None:
     clock.seconds += 11.0
     with outages.request("a") as problem:
         assert not problem
+    assert not refused(outages)
+    failed()
+    outages.forget()
     assert not refused(outages)
 
 
