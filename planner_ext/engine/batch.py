@@ -476,7 +476,8 @@ class Calls:
             except (CallWaits, BaseExceptionGroup):
                 if not self._waits(tab):
                     raise
-        if ended is None or self._waits(tab):
+            waits = self._waits(tab)
+        if ended is None or waits:
             await self._journal.record(
                 CallLeft(
                     iteration=started.iteration,

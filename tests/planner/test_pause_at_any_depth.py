@@ -1,8 +1,7 @@
 """What waits inside: the outermost run shows it, is resumed by its path, and each run goes on where it stood."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
@@ -22,15 +21,12 @@ from planner_ext import (
     Deny,
     FunctionCallingStepwisePlanner,
     Supply,
-    requires_approval,
 )
-from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import CallStarted, HappenedInside, unwrapped
 from planner_ext.durable import effect
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import (
-    Script,
     ScriptedChatCompletion,
     ScriptedReply,
     ScriptedRequest,
@@ -38,107 +34,12 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.desks import TWO, Bank, Hidden, World, goal_in, once, pays, tool_results
 from support.inside import auto
 from support.planner import both_ways, invoke, planner_with
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pydantic.warnings.PydanticDeprecationWarning"
-)
-
-Hidden = Annotated[Kernel, {"include_in_function_choices": False}]
-
-
-@dataclass
-class Bank:
-    paid: list[int] = field(default_factory=list[int])
-    looked: int = 0
-
-    @requires_approval
-    @kernel_function(description="Pays.")
-    async def pay(self, account: int) -> str:
-        self.paid.append(account)
-        return f"paid {account}"
-
-    @kernel_function(description="Looks.")
-    async def look(self) -> str:
-        self.looked += 1
-        return "seen"
-
-
-def tool_results(request: ScriptedRequest) -> list[str]:
-    return [str(one["content"]) for one in request.messages if one["role"] == "tool"]
-
-
-def once(asks: ScriptedReply) -> Callable[[ScriptedRequest], ScriptedReply]:
-    """Make these calls, then answer with what they gave."""
-
-    def script(request: ScriptedRequest) -> ScriptedReply:
-        results = tool_results(request)
-        return say(" ".join(results)) if results else asks
-
-    return script
-
-
-def goal_in(request: ScriptedRequest) -> str:
-    return str(
-        next(one for one in request.messages if one["role"] == "user")["content"]
-    )
-
-
-@dataclass
-class World:
-    """Three planners, one inside the other: ``top`` calls ``expert``, which calls ``clerk``, which pays."""
-
-    top: Script
-    expert: Script = field(
-        default_factory=lambda: once(
-            calls(call("bank-look"), call("clerk-reach_goal", {"goal": "Pay 1."}))
-        )
-    )
-    bank: Bank = field(default_factory=Bank)
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    inner: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def __post_init__(self) -> None:
-        self.services = {
-            name: ScriptedChatCompletion(script, service_id=name)
-            for name, script in (
-                ("top", self.top),
-                ("expert", self.expert),
-                ("clerk", _pays),
-            )
-        }
-        self.kernel = Kernel(services=[*self.services.values()])
-        self.kernel.add_plugin(self.bank, "bank")
-        clerk = planner_with("clerk", plan=False, **self.inner)
-        self.kernel.add_plugin(PlannerPlugin(clerk), "clerk")
-        expert = planner_with("expert", plan=False)
-        self.kernel.add_plugin(PlannerPlugin(expert), "expert")
-        self.planner = self.new_planner()
-
-    def new_planner(self) -> FunctionCallingStepwisePlanner:
-        return planner_with("top", plan=False, **self.options)
-
-    @property
-    def sent(self) -> int:
-        return sum(len(service.requests) for service in self.services.values())
-
-    async def resume(self, result: Any, decisions: Mapping[str, Decision]) -> Any:
-        """Resume from the checkpoint's text, as another process does."""
-        checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
-        return await self.new_planner().resume(self.kernel, checkpoint, decisions)
-
-
-def _pays(request: ScriptedRequest) -> ScriptedReply:
-    results = tool_results(request)
-    if results:
-        return say(" ".join(results))
-    return call("bank-pay", {"account": int(goal_in(request).split()[1].rstrip("."))})
-
-
-TWO = calls(
-    call("expert-reach_goal", {"goal": "Look deep."}),
-    call("clerk-reach_goal", {"goal": "Pay 2."}),
 )
 
 
@@ -421,7 +322,7 @@ async def test_code_that_says_so_is_called_again_and_its_runs_are_not_made_twice
     world, own = own_world("work")
     world.services["top"] = ScriptedChatCompletion(
         lambda request: (
-            _pays(request)
+            pays(request)
             if goal_in(request).startswith("Pay")
             else once(call("own-work"))(request)
         ),
@@ -467,7 +368,7 @@ async def test_a_prompt_waits_and_its_template_runs_once() -> None:
     """A prompt function that calls functions goes on without being rendered again."""
     world = World(
         lambda request: (
-            _pays(request)
+            pays(request)
             if goal_in(request).startswith("Pay")
             else once(call("prompts-ask"))(request)
         )
