@@ -1,4 +1,7 @@
-"""Trees of runs against a reference: each effect once, each request charged exactly, at every level."""
+"""Trees of runs against a reference: each effect once, each request charged exactly, at every level.
+
+``PLANNER_EXT_EXAMPLES=2000 pytest tests/planner/test_pause_trees.py`` draws other, and more, trees.
+"""
 
 import asyncio
 from copy import deepcopy
@@ -6,7 +9,7 @@ from random import Random
 from typing import Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext import Budget, Checkpoint
@@ -16,6 +19,7 @@ from planner_ext.core.facts import CallDecided, Ended, Fact, place_of_fact, unwr
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.state import Phase, State, run_at
 from planner_ext.sk.chat.history import check_history
+from support.property_world import tried
 from support.trees import PRICE, Died, Journal, Node, World, trees
 
 pytestmark = pytest.mark.filterwarnings(
@@ -30,11 +34,7 @@ drawn = given(
     on_deferred=st.sampled_from(("hold_all", "run_safe_first")),
     seed=st.integers(0, 10**6),
 )
-few = settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+few = tried(15)
 
 
 class EveryName:

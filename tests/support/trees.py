@@ -6,7 +6,7 @@ notes its effect, and persons decide as the tree says, in an order that is drawn
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Annotated, Any, Literal, TypeAlias
@@ -178,12 +178,18 @@ class Journal:
 
 @dataclass(eq=False)
 class World:
-    """What plays a tree, in one process after another."""
+    """What plays a tree, in one process after another.
+
+    Attributes:
+        tell: Is told of each request, ``asked``, and each effect, ``did`` and its
+            number, when it happens.
+    """
 
     tree: Node
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
     budget: Budget = field(default_factory=Budget)
     inner_budget: Budget = field(default_factory=Budget)
+    tell: Callable[[str], None] = lambda _: None
     done: Counter[int] = field(default_factory=Counter[int])
     sent: int = 0
     lives: int = 0
@@ -196,7 +202,7 @@ class World:
         """Make planner and kernel, as a new process does."""
         self.lives += 1
         kernel = Kernel(services=[ScriptedChatCompletion(self._reply)])
-        kernel.add_plugin(_Bank(self.done), "bank")
+        kernel.add_plugin(_Bank(self._do), "bank")
         planners = [self._planner(self.budget)]
         planners += [self._planner(self.inner_budget) for _ in range(3)]
         for level in (1, 2, 3):
@@ -209,7 +215,7 @@ class World:
 
     def _planner(self, budget: Budget) -> FunctionCallingStepwisePlanner:
         is_root = budget is self.budget
-        approval = ApprovalSettings(on_deferred=self.on_deferred, authorize=_allow)
+        approval = ApprovalSettings(on_deferred=self.on_deferred, authorize=allow)
         options = FunctionCallingStepwisePlannerOptions(
             plan=False,
             max_iterations=budget.max_iterations or 10_000,
@@ -220,6 +226,10 @@ class World:
         )
         return FunctionCallingStepwisePlanner(options=options)
 
+    def _do(self, number: int) -> None:
+        self.tell(f"did {number}")
+        self.done[number] += 1
+
     def _policy(self, asked: ToolCall) -> Decision | None:
         leaf = self._leaves.get(int(asked.arguments.get("id", 0)))
         if leaf is None or leaf.asked == "nobody" or leaf.asked == "mark":
@@ -228,6 +238,7 @@ class World:
 
     def _reply(self, request: ScriptedRequest) -> ScriptedReply:
         self.sent += 1
+        self.tell("asked")
         said = next(one for one in request.messages if one["role"] == "user")
         node = self._nodes[int(str(said["content"]).split("#")[1])]
         turn = sum("tool_calls" in one for one in request.messages)
@@ -250,14 +261,15 @@ class World:
     def decisions(
         self, pending: Sequence[ToolCall], draw: Random
     ) -> dict[str, Decision]:
-        """Decide some of what waits, as the tree says; nobody runs a call in doubt again."""
+        """Decide some of what waits, as the tree says."""
         some = draw.sample(list(pending), draw.randint(1, len(pending)))
-        return {one.path: self._decision(one) for one in some}
+        return {one.path: self.decision(one.arguments, one.in_doubt) for one in some}
 
-    def _decision(self, asked: ToolCall) -> Decision:
-        if asked.in_doubt:
+    def decision(self, arguments: Mapping[str, Any], in_doubt: bool) -> Decision:
+        """Decide a call as the tree says; nobody runs one in doubt again."""
+        if in_doubt:
             return Supply("in doubt", by="ann")
-        match self._leaves[int(asked.arguments["id"])].fate:
+        match self._leaves[int(arguments["id"])].fate:
             case "approve":
                 return Approve(by="ann")
             case "deny":
@@ -265,9 +277,7 @@ class World:
             case "supply":
                 return Supply("told", by="ann")
             case "edit":
-                return Approve(
-                    by="ann", arguments={"id": asked.arguments["id"] + EDITED}
-                )
+                return Approve(by="ann", arguments={"id": arguments["id"] + EDITED})
 
     async def live(self, journal: Journal, decisions: dict[str, Decision]) -> Any:
         """Drive the run in one process, as a worker does, from its journal as another process reads it."""
@@ -283,7 +293,7 @@ class World:
         return await planner.journaled(kernel, activation).result()
 
 
-async def _allow(request: Any) -> bool:
+async def allow(request: Any) -> bool:
     return bool(request.by)
 
 
@@ -316,17 +326,17 @@ def _auto() -> Any:
 
 @dataclass
 class _Bank:
-    done: Counter[int]
+    do: Callable[[int], None]
 
     @requires_approval
     @kernel_function(description="Pays.")
     async def pay(self, id: int) -> str:
-        self.done[id] += 1
+        self.do(id)
         return f"paid {id}"
 
     @kernel_function(description="Looks.")
     async def look(self, id: int) -> str:
-        self.done[id] += 1
+        self.do(id)
         return f"seen {id}"
 
 
