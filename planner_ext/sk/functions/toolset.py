@@ -484,7 +484,7 @@ def _explained(offer: Any, defaults: Mapping[str, str]) -> dict[str, Any]:
     schema = offer["parameters"]
     properties = {
         name: {**one, "default": json.loads(defaults[name])}
-        if name in defaults
+        if name in defaults and isinstance(one, dict)  # None for one without a schema
         else one
         for name, one in schema["properties"].items()
     }
