@@ -482,12 +482,10 @@ def _described(function: KernelFunction, method: Any) -> Tool:
 def _explained(offer: Any, defaults: Mapping[str, str]) -> dict[str, Any]:
     """Add the function's description and the defaults to the schema of its parameters."""
     schema = offer["parameters"]
-    properties = {
-        name: {**one, "default": json.loads(defaults[name])}
-        if name in defaults and isinstance(one, dict)  # None for one without a schema
-        else one
-        for name, one in schema["properties"].items()
-    }
+    properties: dict[str, Any] = {**schema["properties"]}
+    for name, default in defaults.items():
+        if properties.get(name) is not None:  # it may have no schema
+            properties[name] = {**properties[name], "default": json.loads(default)}
     return {**schema, "properties": properties, "description": offer["description"]}
 
 
