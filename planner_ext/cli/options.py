@@ -325,6 +325,7 @@ class SubmitArgs(ApprovalArgs, AppArgs):
             that the worker's application sets itself is not replaced.
         tag: A text by which to find the run; may be repeated.
         create: Create the store if it does not exist.
+        reuse: The name may be that of a deleted run.
     """
 
     goal: Goal
@@ -333,6 +334,7 @@ class SubmitArgs(ApprovalArgs, AppArgs):
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
     create: bool = False
+    reuse: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

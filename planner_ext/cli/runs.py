@@ -76,6 +76,7 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
             arguments=_arguments(args.argument or ()),
             budget=budget,
             tags=args.tag or (),
+            reuse=args.reuse,
             **args.planner_options(),
         )
     print(submitted.run_id)

@@ -232,6 +232,13 @@ CREATE_TABLES: tuple[str, ...] = (
     )
     """,
     """
+    CREATE TABLE planner_deleted (
+        digest TEXT PRIMARY KEY,
+        status TEXT NOT NULL,
+        at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    """
     CREATE TABLE planner_settings (
         name TEXT PRIMARY KEY,
         value TEXT NOT NULL
@@ -276,7 +283,8 @@ the worker's last heartbeat; after ``lease_seconds`` without one others take its
 given up. ``planner_subscriptions``: the events of which notices are written, ``until``
 then. ``planner_grants.question``: digest of the question that ``decision`` answers,
 ``used`` times so far, the last time for the approval ``used_for``.
-``planner_settings``: what holds for the whole store, as JSON: ``hold``, while no run is
+``planner_deleted``: the `deleted_digest` of each deleted run's name, and its last
+status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while no run is
 driven. Times are seconds since the epoch.
 """
 

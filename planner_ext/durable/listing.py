@@ -279,18 +279,19 @@ def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> st
         return ""
     if record.owner is not None:
         seen = lost.get(record.owner)
-        last = f"was last seen at {_time_text(seen)}" if seen else "is gone"
+        last = f"was last seen at {time_text(seen)}" if seen else "is gone"
         return "" if seen is None else f"a worker: {record.owner} {last}"
     if record.outage_at is not None:
-        return f"the endpoint since {_time_text(record.outage_at)}"
+        return f"the endpoint since {time_text(record.outage_at)}"
     if (
         record.status == "running"
         and record.wake_at is not None
         and record.wake_at > now
     ):
-        return f"its next try at {_time_text(record.wake_at)}"
+        return f"its next try at {time_text(record.wake_at)}"
     return "a worker"
 
 
-def _time_text(at: float) -> str:
+def time_text(at: float) -> str:
+    """Write a time in UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -51,6 +51,7 @@ from planner_ext.durable.listing import (
     Statuses,
     StoreMarks,
     joined_tags,
+    time_text,
 )
 from planner_ext.durable.notices import (
     Listener,
@@ -457,6 +458,7 @@ class RunsClient:
         interceptors: Sequence[Interceptor] = (),
         approval: ApprovalSettings | None = None,
         tags: Sequence[str] = (),
+        reuse: bool = False,
     ) -> "SubmittedRun":
         """Queue a run for a worker that `Runs.work`s; submitting it again returns the existing run.
 
@@ -473,17 +475,21 @@ class RunsClient:
             approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have,
                 besides this client's hook.
             tags: Texts of one line by which to find a new run; see `RunFilters.tag`.
+            reuse: Whether the name may be that of a deleted run. Without it nothing is
+                done twice under a name.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or an argument or
                 the budget cannot be stored.
             RunConflictError: If the name belongs to a run with another goal or other
-                inputs.
+                inputs, or belonged to one that was deleted.
             StoreError: If the name or the store cannot be used.
         """
         guards = self._guards(interceptors, approval or ApprovalSettings())
         inputs = RunInputs(arguments=arguments or {}, budget=budget, guards=guards)
-        name, _ = await self._create(goal, run_id, owner=None, inputs=inputs, tags=tags)
+        name, _ = await self._create(
+            goal, run_id, owner=None, inputs=inputs, tags=tags, reuse=reuse
+        )
         return SubmittedRun(self, name)
 
     def _guards(
@@ -578,6 +584,7 @@ class RunsClient:
         owner: str | None,
         inputs: RunInputs | None = None,
         tags: Sequence[str] = (),
+        reuse: bool = False,
     ) -> tuple[str, RunRecord | None]:
         """Create a run, queued if it has inputs; return its name, and the existing run of this name."""
         _check_goal(goal)
@@ -596,9 +603,17 @@ class RunsClient:
             status=status,
             inputs=text,
             tags=joined_tags(tags),
+            reuse=reuse,
         )
         if created:
             return name, None
+        if (gone := await self._store.deleted(name)) is not None:
+            was, at = gone
+            raise RunConflictError(
+                f"Run {name!r} was deleted at {time_text(at)}, and was {was}: nothing was started, so that nothing "
+                "is done twice under its name. Start this one under another name, or with reuse=True "
+                "(runs submit --reuse)."
+            )
         if (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
                 f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under another "
@@ -815,6 +830,7 @@ class Runs(RunsClient):
         chat_history: Any = None,
         streaming: bool = False,
         tags: Sequence[str] = (),
+        reuse: bool = False,
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
@@ -835,11 +851,13 @@ class Runs(RunsClient):
             streaming: Whether to stream requests, for the text in `RunHandle.events`;
                 without effect on a run that is driven here already.
             tags: As for `submit`.
+            reuse: As for `submit`.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or the planner is
                 something else; nothing is stored.
-            RunConflictError: If the name belongs to a run with another goal.
+            RunConflictError: If the name belongs to a run with another goal, or
+                belonged to one that was deleted.
             StoreError: If the name or the store cannot be used.
         """
         _check_planner(planner)
@@ -848,7 +866,7 @@ class Runs(RunsClient):
             messages = tuple(map(dump_message, chat_history.messages))
             inputs = RunInputs(before=messages)
         name, before = await self._create(
-            goal, run_id, owner=self.worker_id, inputs=inputs, tags=tags
+            goal, run_id, owner=self.worker_id, inputs=inputs, tags=tags, reuse=reuse
         )
         if before is not None:
             await self._revived(before, self._with_hook_of(planner))

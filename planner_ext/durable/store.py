@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import wraps
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
@@ -189,9 +190,12 @@ _COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
 
 _IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {age} <= lease_seconds)"
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
-_OLDEST = f"{_OLD} AND run_id IN (SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch)"
-"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row
-that changed meanwhile."""
+
+_KEEP_DIGEST = """
+    INSERT INTO planner_deleted (digest, status, at)
+    SELECT :digest, status, {now} FROM planner_runs WHERE run_id = :run_id AND owner = :owner
+    ON CONFLICT (digest) DO UPDATE SET status = EXCLUDED.status, at = EXCLUDED.at
+"""
 
 _BATCH = 10
 """The most runs that one transaction deletes: other writers of an SQLite file wait 20
@@ -320,11 +324,13 @@ class JournalStore:
         status: Literal["queued", "running"] = "running",
         inputs: str | None = None,
         tags: str | None = None,
+        reuse: bool = False,
     ) -> bool:
-        """Insert a run; False if the name is taken."""
+        """Insert a run; False if the name is taken, or was that of a deleted run, unless it may be reused."""
         statement = f"""
             INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs, tags)
-            VALUES (:run_id, :goal, :status, CASE WHEN {_HELD} THEN NULL ELSE :owner END, :at, :at, :inputs, :tags)
+            SELECT :run_id, :goal, :status, CASE WHEN {_HELD} THEN NULL ELSE :owner END, :at, :at, :inputs, :tags
+            WHERE NOT EXISTS (SELECT 1 FROM planner_deleted WHERE digest = :digest)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
         values: dict[str, Value] = {
@@ -334,9 +340,26 @@ class JournalStore:
             "at": at,
         }
         values |= {"status": status, "inputs": inputs, "tags": tags}
+        digest: dict[str, Value] = {"digest": deleted_digest(run_id)}
         hints = self.database.hints if owner is None else ()
-        rows = await self.database.transact((statement, values), *hints)
-        return bool(rows[0])
+        forget = (
+            "DELETE FROM planner_deleted WHERE digest = :digest",
+            digest,
+        )
+        insert = (statement, {**values, **digest})
+        steps = [forget, insert] if reuse else [insert]
+        rows = await self.database.transact(*steps, *hints)
+        return bool(rows[len(steps) - 1])
+
+    async def deleted(self, run_id: str) -> tuple[str, float] | None:
+        """Read the status of a deleted run, and when it was deleted; None if there is no such, or a run of its name."""
+        statement = """
+            SELECT status, at FROM planner_deleted
+            WHERE digest = :digest AND NOT EXISTS (SELECT 1 FROM planner_runs WHERE run_id = :run_id)
+        """
+        digest = deleted_digest(run_id)
+        rows = await self._rows(statement, run_id=run_id, digest=digest)
+        return (str(rows[0][0]), float(rows[0][1] or 0)) if rows else None
 
     async def append(self, run_id: str, *steps: Step) -> None:
         """Append rows to a run's journal and update the derived tables, durably.
@@ -893,7 +916,7 @@ class JournalStore:
         statuses = (*AT_REST, "paused") if paused else AT_REST
         listed = ", ".join(f"'{status}'" for status in statuses)
         chosen = f"run_id = :run_id AND status IN ({listed}) AND {_IDLE}"
-        if await self._delete(chosen, run_id=run_id):
+        if await self._delete([run_id], chosen, run_id=run_id):
             return
         record = await self.record(run_id)
         if record.status in statuses:
@@ -917,8 +940,11 @@ class JournalStore:
                 f"SELECT COUNT(*) FROM planner_runs WHERE {old}", **values
             )
         deleted = 0
-        while count := await self._delete(_OLDEST, **values, batch=_BATCH):
-            deleted += count
+        oldest = f"SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch"
+        statement = oldest.format(age=self.database.age)
+        while rows := await self._rows(statement, **values, batch=_BATCH):
+            names = [str(run_id) for (run_id,) in rows]
+            deleted += await self._delete(names, _OLD, **values)
         return deleted
 
     async def prunable(
@@ -949,8 +975,8 @@ class JournalStore:
         """Close the database."""
         await self.database.close()
 
-    async def _delete(self, chosen: str, **values: Value) -> int:
-        """Delete the chosen runs; a unique owner locks their rows first."""
+    async def _delete(self, names: Sequence[str], chosen: str, **values: Value) -> int:
+        """Delete those of the named runs that a condition chooses; a unique owner locks their rows first."""
         owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
         owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
         deletions = [
@@ -958,12 +984,23 @@ class JournalStore:
             "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
         ]
         chosen = chosen.format(age=self.database.age)
+        named: dict[str, Value] = {
+            f"name_{chr(ord('a') + place)}": name for place, name in enumerate(names)
+        }
+        placeholders = ", ".join(f":{one}" for one in named)
         lock = (
-            f"UPDATE planner_runs SET owner = :owner WHERE {chosen}",
-            {**values, **owner},
+            f"UPDATE planner_runs SET owner = :owner WHERE run_id IN ({placeholders}) AND {chosen}",
+            {**values, **owner, **named},
         )
+        kept = [
+            (
+                _KEEP_DIGEST.format(now=self.database.now),
+                {**owner, "run_id": name, "digest": deleted_digest(name)},
+            )
+            for name in names
+        ]
         *_, runs = await self.database.transact(
-            lock, *((deletion, owner) for deletion in deletions)
+            lock, *kept, *((deletion, owner) for deletion in deletions)
         )
         return len(runs)
 
@@ -999,6 +1036,11 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
         "at": at,
     }
     return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
+
+
+def deleted_digest(run_id: str) -> str:
+    """Return what a store keeps of a deleted run's name."""
+    return sha256(f"planner_ext run {run_id}".encode()).hexdigest()
 
 
 def _listed(names: Collection[str]) -> str:

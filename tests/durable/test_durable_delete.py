@@ -92,17 +92,52 @@ async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
     assert (rows_about(store, "a:1"), rows_about(store, "b")) == others
 
 
-async def test_a_name_is_free_once_its_run_is_deleted(
+async def test_nothing_is_done_twice_under_the_name_of_a_deleted_run(
     store: str, tmp_path: Path
 ) -> None:
-    """A new run of the same name begins with an empty journal, and its activations run."""
+    """Neither started nor submitted again, however it was deleted; the error says how the run was, and when it went."""
+    await drive(store, tmp_path, "a", "b", "c", script=ENDED)
+    async with open_runs(store) as runs:
+        await runs.delete("a")
+        assert await runs.prune(older_than=timedelta(0), status="answered") == 2
+        for name in ("a", "b", "c"):
+            said = f"Run '{name}' was deleted at .* UTC, and was answered: nothing was"
+            with pytest.raises(RunConflictError, match=said):
+                await runs.start(*world(tmp_path / "effects"), GOAL, run_id=name)
+            with pytest.raises(RunConflictError, match=said):
+                await runs.submit(GOAL, run_id=name)
+        assert await runs.count() == 0
+    names = execute(store, "SELECT digest FROM planner_deleted")
+    assert {len(digest) for (digest,) in names} == {64}
+
+
+async def test_a_name_may_be_reused(store: str, tmp_path: Path) -> None:
+    """If that is asked for, a new run begins with an empty journal; once it is deleted, its status counts."""
     await drive(store, tmp_path, "a", script=ENDED)
     async with open_runs(store) as runs:
         await runs.delete("a")
-        handle = await runs.start(
-            *world(tmp_path / "effects", [say("Again.")]), "Another goal.", run_id="a"
-        )
+        made = world(tmp_path / "effects", [say("Again.")])
+        handle = await runs.start(*made, "Another goal.", run_id="a", reuse=True)
         assert (await handle.result()).final_answer == "Again."
+        again = await runs.start(*made, "Another goal.", run_id="a")
+        assert (await again.result()).final_answer == "Again."
+        await runs.delete("a")
+        await runs.submit(GOAL, run_id="a", reuse=True)
+        await runs.cancel("a")
+        await runs.delete("a")
+        with pytest.raises(RunConflictError, match="and was stopped"):
+            await runs.submit(GOAL, run_id="a")
+
+
+async def test_a_run_that_was_not_deleted_leaves_no_mark(
+    store: str, tmp_path: Path
+) -> None:
+    """A refused deletion keeps nothing."""
+    await drive(store, tmp_path, "a", script=[PAY])
+    async with open_runs(store) as runs:
+        with pytest.raises(RunConflictError, match="it is paused"):
+            await runs.delete("a")
+    assert execute(store, "SELECT COUNT(*) FROM planner_deleted") == [(0,)]
 
 
 async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> None:
