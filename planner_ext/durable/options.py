@@ -112,8 +112,9 @@ class WorkerOptions(TypedDict, total=False):
             is the default `RetryPolicy`.
         lease_seconds: How long this worker may be frozen or cut off; after that others
             take its runs, and it stops.
-        max_deaths: How often a run may end its worker's process without a new reply or
-            result before it is quarantined.
+        max_deaths: How often a run may end its worker's process in a call, without a
+            new result, before it is quarantined. For one that was in a request it is
+            the square of this number: most deaths there are another run's fault.
         grace_seconds: How long calls and requests in flight may take when the block is
             left; 0 interrupts them. Default 25: Kubernetes kills after 30.
         clock: None uses the machine's clock.

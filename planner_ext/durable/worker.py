@@ -12,14 +12,15 @@ A fault is an exception of a run; a retry follows. A fault of an endpoint uses u
 retry: the run waits, see `planner_ext.durable.outages`. A death is the end of the
 worker's process while it drove the run. These count as a death, too: ``KeyboardInterrupt``,
 ``SystemExit`` or ``GeneratorExit`` out of the run, and a cancellation of a running call
-that the pool did not ask for. A new reply or result resets both numbers. A run that may
-have ended the process is driven alone, so that it does not take a call of another run
-with it.
+that the pool did not ask for. A new reply or result resets both numbers. A run whose
+call was in flight at a death is driven alone, so that it does not take a call of another
+run with it. One that was in a request is not, and has a higher limit.
 """
 
 import asyncio
 import logging
 import os
+import random
 from collections import ChainMap
 from collections.abc import (
     AsyncGenerator,
@@ -97,6 +98,9 @@ _ELSEWHERE_SECONDS = 5.0
 _REFUSED_SECONDS = 30.0
 """When to activate a run again that this worker may not drive: another one may have
 done so."""
+
+_INNOCENT_DEATHS = 2
+"""The deaths in a request that do not delay a run."""
 
 _REFUSALS = (RunRefusedError, NewerSchemaError)
 """The errors of a run that this worker's planner or version may not drive; it is left
@@ -351,12 +355,14 @@ class Examined:
     Attributes:
         deaths: Since its last reply or result.
         progress: The replies and results in its journal.
+        most: The deaths at which it is quarantined.
         alone: Whether it is driven alone.
     """
 
     record: RunRecord
     deaths: int = 0
     progress: int = 0
+    most: int = 0
     alone: bool = False
 
 
@@ -425,13 +431,39 @@ class Claims:
         progress, calls = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
-        if died and await self._quarantined(
-            Examined(record=record, deaths=deaths, progress=progress), calls
-        ):
+        # a death in a request says little: after a kill all runs of a worker would be driven one by one
+        alone = deaths > 0 and calls != ""
+        examined = Examined(
+            record=record,
+            deaths=deaths,
+            progress=progress,
+            most=self._most_deaths(calls),
+            alone=alone,
+        )
+        if died and await self._quarantined(examined, calls):
             return None
-        # one death in a request says little: after a kill all runs of a worker would be driven one by one
-        alone = deaths > 1 or (deaths == 1 and calls != "")
-        return Examined(record=record, deaths=deaths, progress=progress, alone=alone)
+        if died and not alone and deaths > _INNOCENT_DEATHS:
+            await self._park_suspect(examined)
+            return None
+        return examined
+
+    async def _park_suspect(self, examined: Examined) -> None:
+        """Put back a run that recorded nothing between deaths, for a random time that grows with their number.
+
+        So the one among several that ends each process meets the others ever more
+        rarely, and they continue in between.
+        """
+        longest = self.retry.delay(examined.deaths)
+        delay = random.uniform(0, longest)  # noqa: S311  (nothing is kept secret by it)
+        record = examined.record
+        await self._park(
+            examined,
+            status="running",
+            problem=record.problem,
+            retries=record.retries,
+            wake_at=self.clock.now() + delay,
+            outage_at=record.outage_at,
+        )
 
     async def take(self, examined: Examined) -> bool:
         """Become the owner of a run.
@@ -463,7 +495,7 @@ class Claims:
         if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
             if record.owner is not None:
                 TAKEOVERS.add(1)
-                died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {self.max_deaths}"
+                died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {examined.most}"
                 log_run(logging.WARNING, record.run_id, f"taken over: {died}")
             return True
         self.driven.together(record.run_id)
@@ -482,7 +514,12 @@ class Claims:
         ):
             return
         _, deaths = await self.store.counts(run_id, progress)
-        examined = Examined(record=record, deaths=deaths + 1, progress=progress)
+        examined = Examined(
+            record=record,
+            deaths=deaths + 1,
+            progress=progress,
+            most=self._most_deaths(calls),
+        )
         if await self._quarantined(examined, calls):
             return
         problem = f"Its worker was ended by {type(error).__name__} while it was driven."
@@ -490,12 +527,16 @@ class Claims:
             log_run(
                 logging.WARNING,
                 run_id,
-                f"death {examined.deaths} of {self.max_deaths}: {one_line(problem)}",
+                f"death {examined.deaths} of {examined.most}: {one_line(problem)}",
             )
+
+    def _most_deaths(self, calls: str) -> int:
+        """Return the deaths that quarantine a run; in a request most are another run's fault."""
+        return self.max_deaths if calls else self.max_deaths**2
 
     async def _quarantined(self, examined: Examined, calls: str) -> bool:
         """Quarantine a run after too many deaths; return whether there were."""
-        if examined.deaths < self.max_deaths:
+        if examined.deaths < examined.most:
             return False
         place = (
             f"in the call {calls}"

@@ -294,6 +294,47 @@ async def test_a_quarantined_run_is_driven_by_none_and_can_be_resumed(
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
+async def died_in_requests(store: str, deaths: int, *names: str) -> None:
+    """Let the worker of runs die in a request, for the last of so many times."""
+    async with opened_store(store) as opened:
+        for name in names:
+            assert await opened.create(name, GOAL, owner=None, at=1.0)
+            assert await opened.claim(name, "gone", seen=None, counts=(deaths - 1, 0))
+
+
+async def test_whoever_died_in_a_request_runs_in_parallel_again(
+    store: str, tmp_path: Path
+) -> None:
+    """After two kills thirty runs are driven at once: which of them was the cause, if any, is not known."""
+    names = [f"r{number}" for number in range(30)]
+    await died_in_requests(store, 2, *names)
+    planner, kernel = shop(tmp_path / "effects", lambda _: say("Done."))
+    async with open_runs(store) as runs:
+        handles = await runs.recover(planner, kernel)
+        assert {handle.run_id for handle in handles} == {*names}
+        results = await asyncio.gather(*(handle.result() for handle in handles))
+        assert {result.status for result in results} == {"answered"}
+        assert {record.deaths for record in await runs.list()} == {2}
+
+
+async def test_a_run_that_records_nothing_between_deaths_is_put_back_and_then_set_aside(
+    store: str, tmp_path: Path
+) -> None:
+    """It waits for a random time, so that the others continue; at the square of the limit it is in quarantine."""
+    await died_in_requests(store, 8, "suspect")
+    await died_in_requests(store, 9, "poison")
+    planner, kernel = shop(tmp_path / "effects", lambda _: say("Done."))
+    async with open_runs(store) as runs:
+        assert await runs.recover(planner, kernel) == []
+        records = {record.run_id: record for record in await runs.list()}
+        suspect, poison = records["suspect"], records["poison"]
+        assert (suspect.status, suspect.deaths, suspect.owner) == ("running", 8, None)
+        assert suspect.wake_at is not None
+        assert suspect.wake_at <= time.time() + 300
+        assert (poison.status, poison.deaths) == ("quarantined", 9)
+        assert poison.problem.endswith("in a request, or beside another run's call.")
+
+
 async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> (
     None
 ):
