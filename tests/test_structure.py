@@ -283,6 +283,7 @@ BESIDE_THE_LOOP = {
     "sk.filter.approval_filter": "only for a kernel that has one",
     "sk.chat.openai": "only for OpenAI's connectors",
     "sk.charging.again": "only where a function is called again",
+    "sk.chat.faults": "only where a request fails",
     "sk.run.inside": "only to decide in a run inside another one",
     "sk.run.resume": "only to resume or cancel, or after a fault",
     "sk.run.service": "only for the service",
