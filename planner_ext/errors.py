@@ -20,7 +20,8 @@ PlannerExtError                              the root
 │   ├── DecisionRefusedError                 a decision does not fit the call
 │   ├── InvalidCheckpointError               a checkpoint cannot be read (InvalidJournalError)
 │   └── RunNotAnsweredError                  raise_for_status() of a run without an answer
-│       └── LimitReachedError                ... which a limit ended
+│       ├── LimitReachedError                ... which a limit ended
+│       └── TurnPausedError                  ... an agent's turn, in an orchestration
 ├── InvalidJournalError                      a journal cannot be read
 │   └── NewerSchemaError                     ... because a newer version wrote it
 ├── StoreError                               a store of runs cannot be used
@@ -86,6 +87,7 @@ from planner_ext.sk.errors import (
     ServiceNotFoundError,
     SessionBusyError,
     ToolExecutionError,
+    TurnPausedError,
 )
 
 __all__ = [
@@ -123,6 +125,7 @@ __all__ = [
     "SessionBusyError",
     "StoreError",
     "ToolExecutionError",
+    "TurnPausedError",
     "UnknownRunError",
     "WorkerInUseError",
 ]

@@ -58,7 +58,8 @@ MODULES = {
         LimitReachedError RunEndedError RunRefusedError ServiceNotFoundError
         NestedRunRefusedError NewerSchemaError NotAFunctionError PlannerException PlannerExtError
         PlannerInvalidConfigurationError PromptTooLargeError RunConflictError RunFencedError RunNotAnsweredError
-        ServiceCallError SessionBusyError StoreError ToolExecutionError UnknownRunError WorkerInUseError
+        ServiceCallError SessionBusyError StoreError ToolExecutionError TurnPausedError UnknownRunError
+        WorkerInUseError
         """,
     "planner_ext.events": """
         AnswerChecked BudgetChanged CallDecided CallFinished CallLeft CallStarted CallsWithheld Clarified

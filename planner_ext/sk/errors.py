@@ -26,6 +26,9 @@ from planner_ext.core.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
     from semantic_kernel.contents import ChatHistory
 
     from planner_ext.core.values import Usage
@@ -172,6 +175,21 @@ class RunNotAnsweredError(
     tool_calls: int = 0
     usage: "Usage | None" = None
     limit: str | None = None
+
+
+class TurnPausedError(RunNotAnsweredError):
+    """The turn of an agent of an orchestration waits for a person; the orchestration has ended.
+
+    Its ``result.get()`` raises this; ``checkpoint`` and ``chat_history`` are those of the
+    turn, for `planner_ext.agent.resume_agent`.
+
+    Attributes:
+        agent: The agent's name.
+        pending: The calls that wait, as in a message's metadata.
+    """
+
+    agent: str = ""
+    pending: "Sequence[Mapping[str, Any]]" = ()
 
 
 class LimitReachedError(

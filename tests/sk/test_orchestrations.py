@@ -9,16 +9,26 @@ from semantic_kernel.agents import (
     ChatCompletionAgent,
     ChatHistoryAgentThread,
     ConcurrentOrchestration,
+    GroupChatOrchestration,
     HandoffOrchestration,
+    MagenticOrchestration,
     OrchestrationHandoffs,
+    RoundRobinGroupChatManager,
     SequentialOrchestration,
 )
+from semantic_kernel.agents.orchestration.magentic import (
+    MagenticContext,
+    MagenticManagerBase,
+    ProgressLedger,
+    ProgressLedgerItem,
+)
 from semantic_kernel.agents.runtime import InProcessRuntime
+from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.functions import KernelPlugin, kernel_function
 
 from planner_ext import Approve, FunctionInvokingChatCompletion
 from planner_ext.agent import resume_agent
-from planner_ext.errors import InvalidHistoryError
+from planner_ext.errors import TurnPausedError
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.testing import call, say
 from support.served import Served
@@ -84,54 +94,92 @@ async def test_an_approver_holds_the_call(serve: Serve) -> None:
     assert served.server.refused == []
 
 
-async def test_the_next_agent_is_refused(serve: Serve) -> None:
-    """An agent that is given the answer of one that waits is refused by name: it would take the pause for an answer."""
-    served, shop = serve([PAY, say("Thank you for waiting.")]), Shop()
-    members: Any = [
-        agent_at(served, shop, "Clerk", interceptors=[asks]),
-        agent_at(served, shop, "Writer"),
-    ]
-    with pytest.raises(InvalidHistoryError, match="'Clerk' waits for a decision"):
-        await result_of(SequentialOrchestration(members=members))
-    assert (len(served.server.requests), shop.paid) == (1, [])
+class Manager(MagenticManagerBase):
+    """Hands the task to the clerk, then reports what the clerk said."""
+
+    async def plan(self, magentic_context: MagenticContext) -> ChatMessageContent:
+        return ChatMessageContent(role=AuthorRole.ASSISTANT, content="Let Clerk pay.")
+
+    async def replan(self, magentic_context: MagenticContext) -> ChatMessageContent:
+        return await self.plan(magentic_context)
+
+    async def create_progress_ledger(
+        self, magentic_context: MagenticContext
+    ) -> ProgressLedger:
+        done = ProgressLedgerItem(reason="", answer=magentic_context.round_count > 1)
+        return ProgressLedger(
+            is_request_satisfied=done,
+            is_in_loop=ProgressLedgerItem(reason="", answer=False),
+            is_progress_being_made=ProgressLedgerItem(reason="", answer=True),
+            next_speaker=ProgressLedgerItem(reason="", answer="Clerk"),
+            instruction_or_question=ProgressLedgerItem(reason="", answer="Pay."),
+        )
+
+    async def prepare_final_answer(
+        self, magentic_context: MagenticContext
+    ) -> ChatMessageContent:
+        return magentic_context.chat_history.messages[-1]
 
 
-@pytest.mark.parametrize("kind", [SequentialOrchestration, ConcurrentOrchestration])
-async def test_the_last_agent_is_resumed_by_its_checkpoint(
-    serve: Serve, kind: Any
-) -> None:
-    """The result has the checkpoint; the thread is the orchestration's own, and an empty one is filled."""
-    served, shop = serve([PAY, say("Order 7 is paid.")]), Shop()
-    clerk = agent_at(served, shop, "Clerk", interceptors=[asks])
-    result = await result_of(kind(members=[clerk]))
-    message = result[0] if isinstance(result, list) else result
-    thread = ChatHistoryAgentThread()
-    done = await resume_agent(
-        clerk, thread, message.metadata["checkpoint"], {"call_1": Approve()}
-    )
-    assert (str(done), shop.paid) == ("Order 7 is paid.", [7])
-    roles = [one.role async for one in thread.get_messages()]
-    assert roles == ["user", "assistant", "tool", "assistant"]
-
-
-async def test_a_handoff_shows_the_pause_to_its_callback(serve: Serve) -> None:
-    """The orchestration ends its task there; the callback has the message whose checkpoint is resumed."""
-    served, shop, seen = serve([PAY, say("Order 7 is paid.")]), Shop(), list[Any]()
-    clerk, writer = (
-        agent_at(served, shop, "Clerk", interceptors=[asks]),
-        agent_at(served, shop, "Writer"),
-    )
-    handoffs = OrchestrationHandoffs().add(clerk, writer, "Thanks the customer")
+def sequential(clerk: ChatCompletionAgent, writer: ChatCompletionAgent) -> Any:
     members: Any = [clerk, writer]
-    orchestration: Any = HandoffOrchestration(
-        members=members, handoffs=handoffs, agent_response_callback=seen.append
-    )
-    await result_of(orchestration)
-    assert seen[-1].metadata["status"] == "paused"
-    assert shop.paid == []
-    assert len(served.server.requests) == 1
-    given: Any = (seen[-1].metadata["checkpoint"], {"call_1": Approve()})
-    assert (
-        str(await resume_agent(clerk, ChatHistoryAgentThread(), *given))
-        == "Order 7 is paid."
-    )
+    return SequentialOrchestration(members=members)
+
+
+def concurrent(clerk: ChatCompletionAgent, writer: ChatCompletionAgent) -> Any:
+    members: Any = [clerk, writer]
+    return ConcurrentOrchestration(members=members)
+
+
+def group_chat(clerk: ChatCompletionAgent, writer: ChatCompletionAgent) -> Any:
+    members: Any = [clerk, writer]
+    manager = RoundRobinGroupChatManager(max_rounds=2)
+    return GroupChatOrchestration(members=members, manager=manager)
+
+
+def handoff(clerk: ChatCompletionAgent, writer: ChatCompletionAgent) -> Any:
+    members: Any = [clerk, writer]
+    handoffs = OrchestrationHandoffs().add(clerk, writer, "Thanks the customer")
+    return HandoffOrchestration(members=members, handoffs=handoffs)
+
+
+def magentic(clerk: ChatCompletionAgent, writer: ChatCompletionAgent) -> Any:
+    members: Any = [clerk, writer]
+    return MagenticOrchestration(members=members, manager=Manager())
+
+
+@pytest.mark.parametrize(
+    "orchestration", [sequential, concurrent, group_chat, handoff, magentic]
+)
+async def test_a_pause_ends_the_orchestration_and_the_turn_is_resumed(
+    serve: Serve, orchestration: Callable[..., Any]
+) -> None:
+    """No other agent takes it for an answer: the result raises it, with what resumes the agent's turn."""
+    served, writing = serve([PAY, say("Order 7 is paid.")]), serve([say("Thanks.")] * 3)
+    shop = Shop()
+    clerk = agent_at(served, shop, "Clerk", interceptors=[asks])
+    clerk.description = "pays"
+    writer = agent_at(writing, shop, "Writer")
+    writer.description = "writes"
+    with pytest.raises(TurnPausedError, match=r"'Clerk' waits .* shop-pay") as raised:
+        await result_of(orchestration(clerk, writer))
+    paused = raised.value
+    assert (paused.agent, paused.status, paused.iterations) == ("Clerk", "paused", 1)
+    assert [call["id"] for call in paused.pending] == ["call_1"]
+    assert (len(served.server.requests), shop.paid) == (1, [])
+    assert paused.checkpoint is not None
+    thread = ChatHistoryAgentThread()
+    text = paused.checkpoint.to_json()
+    done = await resume_agent(clerk, thread, text, {"call_1": Approve(by="ann")})
+    assert (str(done), shop.paid) == ("Order 7 is paid.", [7])
+    said = [str(one) async for one in thread.get_messages() if str(one)]
+    assert said[-1] == "Order 7 is paid."
+
+
+async def test_a_pause_outside_an_orchestration_is_a_message(serve: Serve) -> None:
+    """With Semantic Kernel's runtime loaded, an agent on its own still answers that it waits."""
+    served, shop = serve([PAY]), Shop()
+    clerk = agent_at(served, shop, "Clerk", interceptors=[asks])
+    async with runtime():
+        response = await clerk.get_response("Pay order 7.")
+    assert response.metadata["status"] == "paused"

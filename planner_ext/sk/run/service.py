@@ -171,6 +171,11 @@ class ServiceRun:
         key = self.context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)
         message = final_message(engine.state, engine.facts, key)
+        metadata = message.metadata
+        if metadata["status"] == "paused" and self.context.parent is None:
+            from planner_ext.sk.run.orchestration import raise_in_orchestration  # noqa: PLC0415  (only at a pause)
+
+            raise_in_orchestration(engine.state, engine.facts, key, metadata["pending"])
         if self.request.store_final and engine.state.ended is not None:
             _store(self.history, message)
         self.final = message

@@ -1,0 +1,49 @@
+"""A turn that waits inside one of Semantic Kernel's orchestrations; loaded only where a run has paused."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from planner_ext.core.facts import Fact
+from planner_ext.core.state import State
+from planner_ext.sk.checkpoint import SigningKey
+from planner_ext.sk.errors import TurnPausedError
+from planner_ext.sk.run.outcome import carry_run
+
+_CONTEXT = "semantic_kernel.agents.runtime.in_process.message_handler_context"
+"""Loaded with Semantic Kernel's runtime of orchestrations; knows the agent whose turn it is."""
+
+
+def raise_in_orchestration(
+    state: State,
+    facts: Sequence[Fact],
+    key: SigningKey | None,
+    pending: Sequence[dict[str, Any]],
+) -> None:
+    """Raise `TurnPausedError` for a paused turn of an orchestration's agent; elsewhere do nothing.
+
+    An orchestration takes an agent's message for its answer, and gives it to the next
+    agent or to its caller; an exception ends it, and its result raises that.
+    """
+    runtime = sys.modules.get(_CONTEXT)
+    if runtime is None:
+        return
+    try:
+        actor = runtime.MessageHandlerContext.agent_id()
+    except RuntimeError:  # no orchestration's turn
+        return
+    agent = actor.type.rpartition("_")[0]
+    names = ", ".join(call["fully_qualified_name"] for call in pending)
+    error = TurnPausedError(
+        f"The turn of the agent {agent!r} waits for a person to decide {names}; its orchestration has ended. Decide it "
+        "with planner_ext.agent.resume_agent, an empty ChatHistoryAgentThread and this error's checkpoint, and begin "
+        "the rest with the answer. To hold a call in place instead, give the service an approver."
+    )
+    error.agent = agent
+    error.pending = tuple(pending)
+    error.status = "paused"
+    error.iterations = state.usage.iterations
+    error.tool_calls = state.usage.tool_calls
+    error.usage = state.usage
+    carry_run(error, state, facts, key)
+    raise error
