@@ -14,7 +14,7 @@ Output:
     the clerk waits: orders-refund {"order": "A-1007", "amount": 32.0}
     (the process was killed)
     ann approves, in another process
-    the clerk: 32.00 euros are on their way.
+    the clerk: 32.00 euros for A-1007 are on their way.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from semantic_kernel.agents import (
     OrchestrationHandoffs,
 )
 from semantic_kernel.agents.runtime import InProcessRuntime
-from semantic_kernel.functions import kernel_function
+from semantic_kernel.functions import KernelPlugin, kernel_function
 
 from planner_ext import Approve, FunctionInvokingChatCompletion, requires_approval
 from planner_ext.agent import resume_agent
@@ -50,7 +50,7 @@ class Orders:
     @kernel_function(description="Refund an amount of an order, in euros.")
     def refund(self, order: str, amount: float) -> str:
         """Pay back."""
-        return f"{amount:.2f} euros"
+        return f"{amount:.2f} euros for {order}"
 
 
 def make_team() -> dict[str, ChatCompletionAgent]:
@@ -64,7 +64,7 @@ def make_team() -> dict[str, ChatCompletionAgent]:
         name="clerk",
         description="Refunds orders.",
         service=FunctionInvokingChatCompletion(chat_service(clerks)),
-        plugins=[Orders()],
+        plugins=[KernelPlugin.from_object("orders", Orders())],
     )
     return {"desk": desk, "clerk": clerk}
 
@@ -83,14 +83,19 @@ async def begin(kept: Path) -> None:
     except TurnPausedError as paused:
         waiting = paused.pending[0]
         print(f"the {paused.agent} waits: {waiting['fully_qualified_name']} {json.dumps(waiting['arguments'])}")
-        kept.write_text(json.dumps({"agent": paused.agent, "checkpoint": paused.checkpoint.to_json()}))
+        assert paused.checkpoint is not None, "a turn that waits has one"
+        keep(kept, {"agent": paused.agent, "checkpoint": paused.checkpoint.to_json()})
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def decide(kept: Path) -> None:
+def keep(file: Path, waiting: dict[str, str]) -> None:
+    """Write down whose turn waits, and its checkpoint; in production, a database."""
+    file.write_text(json.dumps(waiting))
+
+
+async def decide(waiting: dict[str, str]) -> None:
     """Resume the turn of the agent that waits."""
-    waiting = json.loads(kept.read_text())
     agent = make_team()[waiting["agent"]]
     print("ann approves, in another process")
     decisions = {"refund": Approve(by="ann")}
@@ -101,9 +106,9 @@ async def decide(kept: Path) -> None:
 def main() -> None:
     with TemporaryDirectory() as folder:
         kept = Path(folder, "waiting.json")
-        subprocess.run([sys.executable, __file__, str(kept)], check=False)
-        print("(the process was killed)")
-        asyncio.run(decide(kept))
+        begun = subprocess.run([sys.executable, __file__, str(kept)], check=False)  # noqa: S603  (this program)
+        print("(the process was killed)" if begun.returncode < 0 else "(nothing waits)", flush=True)
+        asyncio.run(decide(json.loads(kept.read_text())))
 
 
 # The replies of the scripted models.
@@ -118,7 +123,7 @@ def clerks(request: ScriptedRequest) -> ScriptedReply:
     paid = results(request)
     if paid:
         return say(f"{paid[-1]} are on their way.")
-    return call("Orders-refund", {"order": "A-1007", "amount": 32.0}, id="refund")
+    return call("orders-refund", {"order": "A-1007", "amount": 32.0}, id="refund")
 
 
 if __name__ == "__main__":
