@@ -456,7 +456,7 @@ class Comparison:
         written = run("2", "never-ending")
         kept = run("2-corrected", "never-ending")
         callback = run("3", "never-ending")
-        counted_too = run("3-counted", "never-ending")
+        counted_too = run("2-callback", "never-ending")
         alone = run("3-alone", "asks-a-model-inside")
         inside = run("2-corrected", "asks-a-model-inside")
         veto = run("3-corrected", "veto")

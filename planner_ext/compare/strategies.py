@@ -85,9 +85,11 @@ async def _option_3(trial: Trial) -> None:
     )
 
 
-@option("option-3-counted", "option 3, counted", short="3 counted", offers=("veto",))
-async def _option_3_counted(trial: Trial) -> None:
-    """Option 3's callback, and option 2's metadata, which tell how many round trips a chat request made."""
+@option(
+    "option-2-callback", "option 2 + callback", short="2 + callback", offers=("veto",)
+)
+async def _option_2_callback(trial: Trial) -> None:
+    """Option 2's metadata, which tell how many round trips a chat request made, and option 3's callback."""
 
     async def step(remaining: int) -> _StepReply:
         return await _chat_request(
@@ -100,7 +102,26 @@ async def _option_3_counted(trial: Trial) -> None:
 @option("stock-loop", "stock loop", short="stock", offers=("veto",))
 async def _stock_loop(trial: Trial) -> None:
     """Semantic Kernel's own loop with its default of 5 tool rounds, under a planner that cannot count inside it."""
-    behavior = FunctionChoiceBehavior.Auto()  # pyright: ignore[reportUnknownMemberType]
+    await _take_steps(trial, _stock_request(trial, FunctionChoiceBehavior.Auto()))  # pyright: ignore[reportUnknownMemberType]
+
+
+@option("stock-loop-best", "stock loop, alone", short="stock alone", offers=("veto",))
+async def _stock_loop_best(trial: Trial) -> None:
+    """Semantic Kernel's own loop at its best: one chat request, with one tool round fewer than round trips allowed."""
+    rounds = trial.max_iterations - 1
+    behavior = FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=rounds)  # pyright: ignore[reportUnknownMemberType]
+    message, free = await _stock_request(trial, behavior)(rounds)
+    trial.charged = 1
+    if message is None:
+        return
+    trial.history.add_message(message)
+    trial.answer = message.content
+    trial.status = "answered" if free else "limit_reached"
+
+
+def _stock_request(
+    trial: Trial, behavior: FunctionChoiceBehavior
+) -> Callable[[int], Awaitable["_StepReply"]]:
     settings = trial.settings.model_copy(update={"function_choice_behavior": behavior})
 
     async def refuse(context: AutoFunctionInvocationContext, next: _Next) -> None:
@@ -130,7 +151,7 @@ async def _stock_loop(trial: Trial) -> None:
             message = reduce(add, last)
         return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
 
-    await _take_steps(trial, step)
+    return step
 
 
 @option("removed-planner", "removed planner", short="old")

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["openai==3.54.0", "httpx>=0.27"]
+# dependencies = ["openai==3.57.0", "httpx>=0.27"]
 # [tool.planner-ext]
 # name = "bare loop"
 # short = "bare"

@@ -7,17 +7,18 @@
 # package = "openai-agents"
 # offers = ["veto", "approval"]
 # ///
-"""openai-agents: ``max_turns``, tools that need approval and `RunState`, as its documentation shows them.
+"""openai-agents: ``max_turns`` with an error handler that has the model answer, tools that need approval, `RunState`.
 
 https://openai.github.io/openai-agents-python/running_agents, https://openai.github.io/openai-agents-python/human_in_the_loop
 """
 
 from agents import (
     Agent,
-    MaxTurnsExceeded,
     ModelRefusalError,
     OpenAIChatCompletionsModel,
     RunConfig,
+    RunErrorHandlerInput,
+    RunErrorHandlerResult,
     Runner,
     RunState,
     ToolGuardrailFunctionOutput,
@@ -56,7 +57,17 @@ async def run(trial: Trial, report: Report) -> None:
             helper.as_tool("helper-reach_goal", "Hand a goal to a helper.", max_turns=trial.max_iterations)
         )
     config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
-    options = {"max_turns": trial.max_iterations, "run_config": config}
+    forced = []
+
+    async def answer(failed: RunErrorHandlerInput) -> RunErrorHandlerResult:
+        """Spend the last request on an answer without tools."""
+        last = await Runner.run(agent.clone(tools=[]), failed.run_data.history, max_turns=1, run_config=config)
+        failed.context.usage.add(last.context_wrapper.usage)
+        forced.extend(last.raw_responses)
+        return RunErrorHandlerResult(final_output=str(last.final_output))
+
+    turns = max(trial.max_iterations - 1, 1)
+    options = {"max_turns": turns, "run_config": config, "error_handlers": {"max_turns": answer}}
     given = trial.goal if trial.life == 1 else await _approved(agent, trial)
     try:
         if trial.streaming or trial.stops_at:
@@ -67,25 +78,17 @@ async def run(trial: Trial, report: Report) -> None:
                 pass
         else:
             result = await Runner.run(agent, given, **options)
-    except MaxTurnsExceeded as error:
-        report.status = "limit_reached"
-        made = [item.to_input_item() for item in error.run_data.new_items]
-        left = [{"role": "user", "content": trial.goal}, *made]
-        _write(report, left)
-        report.charged = len(error.run_data.raw_responses)
-        report.tokens = error.run_data.context_wrapper.usage.total_tokens or None
-        report.follow_up = lambda text: Runner.run(agent, [*left, {"role": "user", "content": text}], **options)
-        return
     except ModelRefusalError as error:
         report.status, report.answer = "refused", error.refusal
         report.charged = len(error.run_data.raw_responses)
         return
     report.answer = str(result.final_output or "")
-    report.status = "answered" if report.answer else "cancelled"
+    report.status = "limit_reached" if forced else "answered" if report.answer else "cancelled"
     if result.interruptions:
         report.status = "paused"
         trial.save(result.to_state().to_json())
-    report.charged, report.tokens = len(result.raw_responses), result.context_wrapper.usage.total_tokens or None
+    report.charged = len(result.raw_responses) + len(forced)
+    report.tokens = result.context_wrapper.usage.total_tokens or None
     _write(report, result.to_input_list())
     history = result.to_input_list()
     report.follow_up = lambda text: Runner.run(agent, [*history, {"role": "user", "content": text}], **options)

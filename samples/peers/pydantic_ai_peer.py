@@ -5,9 +5,9 @@
 # name = "pydantic-ai"
 # short = "pyd. ai"
 # package = "pydantic-ai-slim"
-# offers = ["tool calls", "tokens", "veto", "approval"]
+# offers = ["tool calls", "tokens", "time", "veto", "approval"]
 # ///
-"""pydantic-ai: `UsageLimits`, deferred tools and the message history, as its documentation shows them.
+"""pydantic-ai: `UsageLimits`, ``timeout``, deferred tools and the message history, as its documentation shows them.
 
 https://ai.pydantic.dev/agents/#usage-limits, https://ai.pydantic.dev/deferred-tools. Durable execution takes a further
 package (Temporal, DBOS or Prefect), so that recovery is not among what it offers by itself.
@@ -29,7 +29,7 @@ from pydantic_ai import (
     UsageLimitExceeded,
     capture_run_messages,
 )
-from pydantic_ai.exceptions import ContentFilterError
+from pydantic_ai.exceptions import ContentFilterError, RunTimedOut
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RunUsage, UsageLimits
@@ -54,6 +54,7 @@ async def run(trial: Trial, report: Report) -> None:
         total_tokens_limit=trial.limits.get("max_total_tokens"),
     )
     usage = RunUsage()
+    bounds = {"usage_limits": limits, "usage": usage, "timeout": trial.limits.get("max_active_seconds")}
     if trial.delegates:
 
         @agent.tool(name="helper-reach_goal")
@@ -71,11 +72,11 @@ async def run(trial: Trial, report: Report) -> None:
         messages = captured
         try:
             if trial.streaming:
-                async with agent.run_stream(**given, usage_limits=limits, usage=usage) as streamed:
+                async with agent.run_stream(**given, **bounds) as streamed:
                     output = await streamed.get_output()
                     messages = streamed.all_messages()
             else:
-                result = await agent.run(**given, usage_limits=limits, usage=usage)
+                result = await agent.run(**given, **bounds)
                 output, messages = result.output, result.all_messages()
             cut = messages[-1].kind == "response" and messages[-1].finish_reason == "length"
             paused = isinstance(output, DeferredToolRequests)
@@ -83,7 +84,7 @@ async def run(trial: Trial, report: Report) -> None:
             report.answer = output if isinstance(output, str) else ""
             if report.status == "paused":
                 trial.save(ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
-        except UsageLimitExceeded:
+        except (UsageLimitExceeded, RunTimedOut):
             report.status = "limit_reached"
         except ContentFilterError as error:
             report.status, report.answer = "refused", str(error)

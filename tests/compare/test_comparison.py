@@ -156,8 +156,8 @@ def test_every_round_trip_is_a_reply_in_the_history(comparison: Comparison) -> N
 
 
 def test_every_option_meets_every_situation(comparison: Comparison) -> None:
-    """All 242 runs are there."""
-    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 242
+    """All 264 runs are there."""
+    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 264
 
 
 def test_the_work_of_the_chain_is_done_within_four_round_trips(
@@ -272,8 +272,9 @@ def test_only_a_callback_can_forbid_a_function(comparison: Comparison) -> None:
     offered = {run.option: run for run in comparison.of_script("veto") if run.offered}
     assert set(offered) == {
         "option-3",
-        "option-3-counted",
+        "option-2-callback",
         "stock-loop",
+        "stock-loop-best",
         "option-3-corrected",
         "option-3-alone",
     }
@@ -307,8 +308,9 @@ def test_a_cancelled_run_leaves_a_history_that_can_be_continued(
         "option-1",
         "option-2",
         "option-3",
-        "option-3-counted",
+        "option-2-callback",
         "stock-loop",
+        "stock-loop-best",
         "removed-planner",
         "while-loop",
     }
@@ -321,8 +323,9 @@ def test_a_cut_reply_does_not_count_as_an_answer(comparison: Comparison) -> None
         "option-1",
         "option-2",
         "option-3",
-        "option-3-counted",
+        "option-2-callback",
         "stock-loop",
+        "stock-loop-best",
         "while-loop",
     }
 
@@ -331,7 +334,7 @@ def test_option_3_with_the_metadata_keeps_the_budget_and_no_more(
     comparison: Comparison,
 ) -> None:
     """Charged by option 2's metadata the callback lets 5 of 5 pass; its refusal still leaves no answer."""
-    run = found(comparison, "option-3-counted", "never-ending")
+    run = found(comparison, "option-2-callback", "never-ending")
     assert (run.trips, run.charged, run.answer) == (5, 5, "")
     assert not run.history_valid
 
@@ -363,7 +366,7 @@ def test_the_numbers_decide_in_words(comparison: Comparison) -> None:
         ("chain", "option-1-corrected", {"status": "failed", "tools_run": 0}, 0),
         ("never-ending", "option-2", {"trips": 5}, 1),
         ("never-ending", "option-3", {"trips": 5}, 2),
-        ("never-ending", "option-3-counted", {"trips": 6}, 2),
+        ("never-ending", "option-2-callback", {"trips": 6}, 2),
         ("asks-a-model-inside", "option-2-corrected", {"charged": 4}, 3),
         ("veto", "option-3-corrected", {"tools_run": 2}, 4),
     ],
