@@ -939,7 +939,8 @@ class Runs(RunsClient):
     ) -> None:
         if record.status in PARKED:
             await asking.retry(record.run_id, by=by)
-            self._pool.claims.outages.forget()
+        # Whoever starts a run again has it try an endpoint that was out.
+        self._pool.claims.outages.forget()
 
     async def recover(
         self,

@@ -111,7 +111,7 @@ def test_your_own_kernel_is_asked_your_own_goal() -> None:
         Live(kernel=kernel, goal="Switch on the light."), max_iterations=3
     )
     assert [script.goal for script in comparison.scripts] == ["Switch on the light."]
-    assert len(comparison.runs) == len(comparison.options) == 11
+    assert len(comparison.runs) == len(comparison.options) == 12
     assert lights.switched == sum(run.tools_run for run in comparison.runs)
     trips = {run.option: run.trips for run in comparison.runs}
     assert (trips["option-2"], trips["option-2-corrected"]) == (4, 3)
