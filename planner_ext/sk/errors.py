@@ -186,10 +186,13 @@ class TurnPausedError(RunNotAnsweredError):
     Attributes:
         agent: The agent's name.
         pending: The calls that wait, as in a message's metadata.
+        turns: The orchestration's turns that have paused, this one included; of agents that
+            work concurrently there can be several, and one that pauses later is added.
     """
 
     agent: str = ""
     pending: "Sequence[Mapping[str, Any]]" = ()
+    turns: "Sequence[TurnPausedError]" = ()
 
 
 class LimitReachedError(

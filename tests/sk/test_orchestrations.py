@@ -1,5 +1,6 @@
 """A call that needs a person inside an orchestration of Semantic Kernel: what the guide on agents says of it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -174,6 +175,45 @@ async def test_a_pause_ends_the_orchestration_and_the_turn_is_resumed(
     assert (str(done), shop.paid) == ("Order 7 is paid.", [7])
     said = [str(one) async for one in thread.get_messages() if str(one)]
     assert said[-1] == "Order 7 is paid."
+
+
+async def test_each_of_several_agents_that_pause_is_resumed(serve: Serve) -> None:
+    """A concurrent orchestration raises one of the pauses; it lists those of the other agents."""
+    shop = Shop()
+    first = agent_at(serve([PAY, say("First.")]), shop, "First", interceptors=[asks])
+    second = agent_at(serve([PAY, say("Second.")]), shop, "Second", interceptors=[asks])
+    team = {"First": first, "Second": second}
+    async with runtime() as one:
+        running = await concurrent(first, second).invoke("Pay order 7.", one)
+        with pytest.raises(TurnPausedError) as raised:
+            await running.get(timeout=60)
+        async with asyncio.timeout(60):
+            while len(raised.value.turns) < len(team):  # noqa: ASYNC110  (nothing tells of it)
+                await asyncio.sleep(0)
+    answers: set[str] = set()
+    for turn in raised.value.turns:
+        thread = ChatHistoryAgentThread()
+        decisions = {"call_1": Approve(by="ann")}
+        assert turn.checkpoint is not None
+        done = await resume_agent(team[turn.agent], thread, turn.checkpoint, decisions)
+        answers.add(str(done))
+    assert answers == {"First.", "Second."}
+    assert shop.paid == [7, 7]
+
+
+async def test_the_pauses_of_two_orchestrations_are_apart(serve: Serve) -> None:
+    """A pause lists the turns of its own orchestration's run alone, also in one runtime."""
+    shop = Shop()
+    writer = agent_at(serve([say("Thanks.")]), shop, "Writer")
+    clerk = agent_at(serve([PAY, PAY]), shop, "Clerk", interceptors=[asks])
+    pauses: list[TurnPausedError] = []
+    async with runtime() as one:
+        for _ in range(2):
+            running = await sequential(clerk, writer).invoke("Pay order 7.", one)
+            with pytest.raises(TurnPausedError) as raised:
+                await running.get(timeout=60)
+            pauses.append(raised.value)
+    assert [list(paused.turns) for paused in pauses] == [[one] for one in pauses]
 
 
 async def test_a_pause_outside_an_orchestration_is_a_message(serve: Serve) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from planner_ext.core.facts import Fact
 from planner_ext.core.state import State
@@ -12,6 +13,9 @@ from planner_ext.sk.run.outcome import carry_run
 
 _CONTEXT = "semantic_kernel.agents.runtime.in_process.message_handler_context"
 """Loaded with Semantic Kernel's runtime of orchestrations; knows the agent whose turn it is."""
+
+_first: WeakValueDictionary[str, TurnPausedError] = WeakValueDictionary()
+"""By the topic of an orchestration's run: the first of its turns that paused."""
 
 
 def raise_in_orchestration(
@@ -32,7 +36,7 @@ def raise_in_orchestration(
         actor = runtime.MessageHandlerContext.agent_id()
     except RuntimeError:  # no orchestration's turn
         return
-    agent = actor.type.rpartition("_")[0]
+    agent, _, topic = actor.type.rpartition("_")
     names = ", ".join(call["fully_qualified_name"] for call in pending)
     error = TurnPausedError(
         f"The turn of the agent {agent!r} waits for a person to decide {names}; its orchestration has ended. Decide it "
@@ -46,4 +50,17 @@ def raise_in_orchestration(
     error.tool_calls = state.usage.tool_calls
     error.usage = state.usage
     carry_run(error, state, facts, key)
+    _add_turn(error, topic)
     raise error
+
+
+def _add_turn(error: TurnPausedError, topic: str) -> None:
+    """Let the error list the turns that paused before, and those list it.
+
+    Agents of a concurrent orchestration pause one after the other, and its result raises
+    only one of their errors.
+    """
+    first = _first.setdefault(topic, error)
+    turns = [*first.turns, error]
+    for turn in turns:
+        turn.turns = turns
