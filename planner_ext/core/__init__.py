@@ -11,29 +11,45 @@ Where is what
     adapts to Semantic Kernel. On these stand the doors, ``planner`` among them, and the other modules of the root, then
     ``compare``, ``cli`` and ``inbox``. ``testing`` scripts models. Paths are relative to ``planner_ext``.
 
+    a run                 prepared by a door with `prepare` in ``sk/run/context.py``, driven by `Engine.run` in
+                          ``engine/engine.py``: `next_action` says what to do, the engine does it and records a fact
+    a kept run            claimed and driven by ``durable/worker.py``, which calls `KeptRun` in ``planner/run.py``; its
+                          journal is written by ``durable/writer.py`` and read by ``durable/store.py``
+    a nested run          a `State` in the `Call` that makes it (``core/state.py``). If it pauses, `_leave_function` in
+                          ``sk/run/context.py`` leaves its function, ``engine/batch.py`` records `CallLeft`, and
+                          `_continue_inside` in ``core/machine.py`` pauses the run around, or calls the function again
     a call                asked by the model: `RequestedCall` in ``core/values.py``; in the state: `Call` in
                           ``core/state.py``; outside, waiting or not: `ToolCall` in ``approval/decisions.py``
     a deferred call       a `CallDecided` with the verdict ``defer``; ``approval/waiting.py`` finds those of a state.
-                          In a store also a row of ``planner_approvals``: ``durable/records.py``
+                          In a store also a row of ``planner_approvals``: written by ``durable/writer.py`` when the
+                          run pauses, read as `PendingApproval` in ``durable/records.py``
     a person's decision   ``sk/run/resume.py`` makes it a fact. In a store it waits in the row, where
                           ``durable/approvals.py`` puts it, until ``durable/worker.py`` takes it
-    a limit               declared by `Budget` in ``core/limits.py``, checked by ``core/machine.py``; of time by
-                          ``engine/journal.py``, inside functions by ``core/accounts.py``, of results by
-                          ``core/results.py``, shared by ``engine/shared.py``; raised by ``sk/run/outcome.py``
+    a grant               a row, given by ``durable/approvals.py``. Where ``durable/writer.py`` writes the row of a
+                          call, `using_steps` in ``durable/grants.py`` also decides it; a worker takes that decision
+    a limit               declared by `Budget` in ``core/limits.py``, checked by ``core/machine.py``: before a request
+                          and a batch, on a reply (``max_calls_per_reply``), and, asked by ``engine/batch.py``, before
+                          a filter starts a call again (`limit_of_restart`). Of time by ``engine/journal.py``, of
+                          results by ``core/results.py``, of runs together by ``engine/shared.py``; what functions and
+                          nested runs take by ``core/accounts.py``. Raised by ``sk/run/outcome.py``
+    the final answer      ``core/machine.py`` asks for its check, ``engine/engine.py`` records what
+                          ``sk/run/answers.py`` finds: its form, then the application's ``check_answer``
     what a journal tells  `TimelineReader` in ``engine/timeline.py``
     an option             ``sk/run/options.py``, which lists what to edit
-    a kept run            driven by ``durable/worker.py``, then `KeptRun` in ``planner/run.py``; its journal is written
-                          by ``durable/writer.py`` and read by ``durable/store.py``
     what an import loads  ``BESIDE_THE_LOOP`` in ``tests/test_structure.py``: what the planner's import leaves out
 
 Glossary
     door         A public entry point that prepares and drives runs; `planner_ext` lists them.
     run          One goal or one chat request, from its first fact to its end. It may pause and be resumed.
-    nested run   A run that a function makes while its call runs. The call's run is the run around it.
+    nested run   A run that a function makes while its call runs. The call's run is the run around it, of whose limits
+                 it takes.
+    fact         Something that happened, as a frozen value. Facts are never changed or removed.
+    journal      The facts of a run, in order, and the only truth: the state is computed from it.
+    decision     What a person or an interceptor says of a call: approve, deny, supply a result, or defer.
     tab          What one running call takes of its run's limits.
     iteration    One request to the model, its reply, and the batch of calls in it, from 0. ``iterations`` counts
                  charged round trips: a connector may report more than one for a request.
-    round        An iteration with a batch that was completed.
+    round        An iteration with a batch that was completed; ``use_attempts`` counts rounds.
     step         The rounds of the planner between two step messages.
     batch        The calls of one reply, until each has its result. At most one batch is open.
     activation   The work on a run in one process, from its start or resumption to its next pause, end or crash. As its

@@ -4,20 +4,22 @@
 a PostgreSQL database. A restored copy repeats what its unfinished runs did since then:
 cancel or check these before a worker starts. ``planner-ext runs prune --older-than 30d
 --status answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs
-import`` adds it again. A version refuses the store, and the rows of a journal, of a
-newer one, unless the store allows it; ``planner-ext store migrate`` alone changes the
-tables of a store.
+import`` adds it again.
+
+A version refuses a store, or a row of a journal, that a newer version wrote, unless the
+store allows it. Only ``planner-ext store migrate`` changes the tables of a store.
 
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
-    worker           claims runs, and drives them to their next pause or end
+    worker           drives runs: from the claim to their next pause or end
+    outages          which endpoints are out, and when they are tried again
     hosts            `DbosHost` and `TemporalHost`: an engine says when and where a run is driven
     driven           when the calls of driven runs may start
     heartbeat        which workers live
-    approvals        `Approvals`: lists what waits for a person, and stores the decision
-    grants           decisions that answer the same question about later calls
+    approvals        `Approvals`: lists what waits for a person, and stores the decision in its row
+    grants           decisions that answer the same question about later calls; used by the writer
     authorization    asks the application's hook
     notices          delivers notices of runs that paused, ended or failed
-    writer           writes the facts of one run, and the rows that are derived from them
+    writer           writes the facts of one run, and the rows that are derived from them: run, approvals, notices
     store            all other statements: a method is a transaction
     database         the port of a database, and its tables
     sqlite, postgres the two databases

@@ -9,9 +9,11 @@ Promises
 Never runs a function, never repeats a request, and knows no budget.
 
     round_trip   one request and its reply
+    faults       the errors of a request, and what they say of the endpoint
     reply        what a connector returned, as one message and its calls
     history      a transcript as messages; a caller's history, checked or repaired
     transport    which service, and what its connector refuses or loses
     openai       the fast way to OpenAI and Azure OpenAI
+    prepared     a request to OpenAI, built once for each client
     prices       tokens and their price
 """

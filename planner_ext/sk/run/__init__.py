@@ -8,13 +8,17 @@ Promises
 Takes a kernel, options and a history or checkpoint. Never loops: the only loop is
 `planner_ext.engine.engine`.
 
-    options     the options of every door: declared, checked, merged
-    context     kernel, connector, options and functions of one run
-    tools       a call is resolved, checked and run, for the engine
-    behavior    `BoundedFunctionChoiceBehavior`
-    resume      a journal continues: checks, and decisions as facts
-    iteration   the callback after each batch
-    prompts     what the planner writes to the model
-    outcome     how a run ended, as a message or an error
-    service     a request to the service, as a run
+    options         the options of every door: declared, checked, merged
+    context         kernel, connector, options and functions of one run; makes its engine
+    tools           a call is resolved, checked and run, for the engine
+    behavior        `BoundedFunctionChoiceBehavior`
+    resume          a journal continues: checks, and decisions as facts
+    inside          the runs inside a paused run: checks the decisions on their calls
+    iteration       the callback after each batch
+    answers         the check of the final answer: its form, and ``check_answer``
+    prompts         what the planner writes to the model
+    outcome         how a run ended, as a message or an error
+    orchestration   a turn that waits inside one of Semantic Kernel's orchestrations
+    service         a request to the service, as a run
+    tracing         describes a run to telemetry
 """

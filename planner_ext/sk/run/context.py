@@ -350,7 +350,7 @@ class RunContext:
 
 
 async def _leave_function(parent: ParentRun) -> None:
-    """Leave the function in which a run waits, once the function's other runs wait or have ended, too.
+    """Leave the function in which a run waits, once the function's other runs wait or have ended, too: see `CallLeft`.
 
     In a function that may not be called again this returns, and the run's result says
     that it is paused.
