@@ -87,10 +87,21 @@ async def resume_agent(
 ) -> AgentResponseItem[ChatMessageContent]:
     """Resume a turn of an agent that is paused, or that a limit or a stop ended.
 
-    As `planner_ext.FunctionInvokingChatCompletion.resume`, and the thread, the
-    response's, is brought up to date. A message that was refused because the turn waits
-    makes no decision late. None for ``kernel`` is the agent's, which need not be the
-    object that began the turn.
+    As `planner_ext.FunctionInvokingChatCompletion.resume`; and the thread is brought up
+    to date.
+
+    Args:
+        agent: It need not be the object that began the turn.
+        thread: The thread of the turn: the response's ``thread``.
+        checkpoint: The turn's `Checkpoint`, or the JSON text in the metadata of its
+            response.
+        decisions: By call id; without one the call still waits.
+        kernel: Its functions run and its service is asked; None uses the agent's.
+        arguments: The application's arguments again, over the agent's own.
+        budget: Replaces the turn's limits; what was spent still counts.
+        stop: Ends the turn from outside.
+        late: Whether to ``"refuse"`` or ``"allow"`` decisions after a later turn of the
+            thread. A message that was refused because the turn waits is no later turn.
 
     Returns:
         The response, as of the agent's ``get_response``; it may wait again.
@@ -166,7 +177,15 @@ async def cancel_agent(
     by: str = "",
     reason: str = "",
 ) -> AgentResponseItem[ChatMessageContent]:
-    """End a paused turn for good: the model reads in the next turn that no pending call was executed, by whom and why.
+    """End a paused turn for good: the model reads in the next turn that no pending call was executed.
+
+    Args:
+        agent: The agent; its service's ``checkpoint_key`` applies.
+        thread: The thread of the turn.
+        checkpoint: The turn's `Checkpoint`, or its JSON text.
+        kernel: Has the service; None uses the agent's.
+        by: Who cancels, for the record and the model.
+        reason: Why, for the record and the model.
 
     Returns:
         The response of the stopped turn, without a text.

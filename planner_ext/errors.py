@@ -13,7 +13,7 @@ PlannerExtError                              the root
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    the response is not a reply (ServiceInvalidResponseError)
 │   ├── InvalidPriceError                    price= did not return an amount of US dollars
-│   ├── AnswerCheckError                     check_answer raised, or returned no reason
+│   ├── AnswerCheckError                     check_answer raised, or returned neither a text nor None
 │   ├── NestedRunRefusedError                the run around does not allow the function's run or call
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
 │   ├── SessionBusyError                     the session is answering another prompt
@@ -28,7 +28,7 @@ PlannerExtError                              the root
 │   ├── RunFencedError                       ... because another process continues the run
 │   └── WorkerInUseError                     ... because a living worker has this name
 ├── UnknownRunError                          the store has no run of this name
-├── RunConflictError                         the store has one with another goal or other inputs
+├── RunConflictError                         the name belongs to another run, or the run is in use
 ├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
 ├── ApprovalRefusedError                     the store cannot take this decision
 │   └── NotAuthorizedError                   ... or who asks may not do this (RunRefusedError)
@@ -39,7 +39,8 @@ PlannerExtError                              the root
 └── IllegalTransitionError                   a journal contradicts itself
 
 The lower floors raise errors of their own; with Semantic Kernel's adapters loaded, as
-by this module, each is of the class of this tree that derives from it.
+by this module, each is of the class of this tree that derives from it. So what `Budget`
+refuses is a PlannerInvalidConfigurationError.
 
 An exception that ends a run, ``asyncio.CancelledError`` included, carries the run as
 its attributes ``chat_history`` and ``checkpoint``. ``asyncio.wait_for`` and

@@ -52,10 +52,10 @@ class ToolCallHandler:
         Args:
             kernel: Its functions may be called.
             arguments: The application's arguments, for functions and service selection.
-            settings: None uses those of the arguments, or the service's defaults.
-                Without a function choice behaviour, every function of the kernel is
-                offered.
-            service_id: None uses the kernel's selection.
+            settings: Of every request; None uses those of the arguments, or the
+                service's defaults. Their function choice behaviour selects the
+                functions that are offered; without one, all are.
+            service_id: The service to use; None uses the kernel's selection.
             **options: See `planner_ext.iteration.RunOptions`; the budget is that of one
                 invocation. Without ``check_for_intervention``,
                 `planner_ext.hitl_manager.check_for_intervention` is looked up at each

@@ -44,9 +44,14 @@ def at_token_fraction(
 ) -> IterationCallback:
     """Act when the newest request and its reply fill a fraction of the model's context window.
 
-    ``then`` is called instead of ending the run, for instance to compact
-    ``context.messages``. Without reported tokens, or a limit that makes the run
-    estimate them, it has no effect.
+    Without reported tokens, or a limit that makes the run estimate them, it has no
+    effect.
+
+    Args:
+        context_window: The size of the model's context window, in tokens.
+        fraction: Above 0, up to 1.
+        then: Called instead of ending the run, for instance to compact
+            ``context.messages``. None ends the run.
 
     Raises:
         PlannerInvalidConfigurationError: If a number is out of range.
@@ -104,7 +109,12 @@ def after_seconds(seconds: float) -> IterationCallback:
 
 
 def when_flagged(flag: Callable[[str], bool | Awaitable[bool]]) -> IterationCallback:
-    """End the run when a moderation flags the newest reply's text, or a result."""
+    """End the run when a moderation flags a text of the newest iteration.
+
+    Args:
+        flag: Called, async or not, with the newest reply's text and with each result;
+            True ends the run.
+    """
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
         for text in _newest_texts(context):

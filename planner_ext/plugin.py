@@ -62,7 +62,14 @@ class PlannerPlugin:
         function_name: str = "reach_goal",
         description: str = _DESCRIPTION,
     ) -> None:
-        """Wrap a planner; None for ``kernel`` is the one that the function is called on.
+        """Wrap a planner.
+
+        Args:
+            planner: The planner to call.
+            kernel: Provides its services and functions; None is the kernel that the
+                function is called on.
+            function_name: Letters, digits and underscores.
+            description: What the planner can do, for the calling model.
 
         Raises:
             PlannerInvalidConfigurationError: If an argument is invalid; the message

@@ -75,15 +75,18 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached``
       or ``stopped``.
     - ``limit``: the limit that was reached, or None.
-    - ``reason``: why the run was not answered.
-    - ``pending``: the calls and questions of a paused run that wait for a person.
+    - ``reason``: why the run was not answered; only of such a run.
+    - ``pending``: the calls and questions that wait for a person, as mappings; only of
+      a paused run.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions
-    automatically, passes through: its calls are returned with the status ``stopped``. A
-    stock ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the
-    tighter limit applies. Where a filter sets ``context.terminate``, the message is
-    that of Semantic Kernel's loop: a tool message that the history has already.
+    automatically, passes through: one request, whose calls are returned to the caller
+    with the status ``stopped``. A stock ``FunctionChoiceBehavior.Auto()`` allows its 5
+    tool rounds; with a budget, the tighter limit applies. Where a filter sets
+    ``context.terminate``, the message is that of Semantic Kernel's loop: a tool message
+    with the last batch's results. The history has these already: adding it changes
+    nothing.
 
     Called by a function of a run of this package, the request spends that run's budget,
     and that run's interceptors, policies and marks apply, too.
@@ -106,10 +109,12 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Wrap a connector.
 
         Args:
-            inner: The connector that makes the requests. Of such a wrapper, the
-                connector is used and the options are merged: of each limit the tighter
-                applies, and its interceptors are asked after these.
-            service_id: None uses the inner connector's.
+            inner: The connector that makes the requests. If it is such a wrapper
+                itself, its connector is used and the options of both are merged: of
+                each limit the tighter applies, and its interceptors are asked after
+                these.
+            service_id: The id by which the kernel finds it; None uses the inner
+                connector's.
             **options: See `planner_ext.iteration.RunOptions`; each call of this service
                 gets the whole budget.
 
@@ -285,9 +290,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         happen, use a planner with a store (`planner_ext.durable.Runs`).
 
         Args:
-            chat_history: The run's history so far, compared by text, calls and results;
-                missing messages are added, and the message that the run had returned is
-                removed.
+            chat_history: The run's history so far, or an empty one; compared by text,
+                calls and results. Missing messages are added, and the message that the
+                run had returned is removed.
             checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its
                 last message. Who can write an unsigned one can put an approval in it; a
                 ``checkpoint_key`` refuses those.
@@ -303,7 +308,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             store_final: Whether to add the final message to the history, too.
             late: Whether to ``"refuse"`` or ``"allow"`` decisions if the history holds
                 a later message of the user, or later calls. If allowed, the model does
-                not read what came after the pause.
+                not read what came after the pause, and the calls are added after it.
 
         Returns:
             The final message, as of `get_chat_message_contents`.

@@ -260,7 +260,8 @@ class AutomaticToolUseConfig:
     """Choose who runs the functions that the model calls.
 
     Attributes:
-        enabled: True (closed loop): the session. False (open loop): the caller.
+        enabled: True (closed loop): the session runs them. False (open loop): the
+            caller runs them.
         max_tool_calls: Functions that one prompt may start in closed loop, failures
             included; 0 or more. A batch beyond it does not run, and the prompt raises
             `LimitReachedError`.
@@ -313,8 +314,9 @@ class ToolUseSession:
 
     While a prompt is answered, `prompt` and `append` raise `SessionBusyError`. A
     session does not pause: a deferred call or an open question raises
-    `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`; after a later
-    prompt, its decisions are late.
+    `RunNotAnsweredError` with a checkpoint for `ToolCallHandler.resume`. A decision
+    after a later prompt of the session, in the same process, is refused unless
+    ``late="allow"``.
     """
 
     @takes_run_options
@@ -336,10 +338,11 @@ class ToolUseSession:
             initial_prompts: Messages that the conversation begins with.
             tool_use_config: Who runs the functions, and how many of them one prompt may
                 start.
-            service_id: None leaves it to the kernel's own selection.
-            settings: None takes those of the arguments, or the service's defaults.
-                Without a function choice behaviour, every function of the kernel is
-                offered.
+            service_id: The service to use; None leaves it to the kernel's own
+                selection.
+            settings: Of every request; None takes those of the arguments, or the
+                service's defaults. Their function choice behaviour selects the
+                functions that are offered; without one, all are.
             arguments: The application's arguments, for functions and service selection.
             **options: See `planner_ext.iteration.RunOptions`. In open loop only
                 ``on_invalid_history`` has an effect. Of two limits on tool calls the

@@ -65,10 +65,11 @@ async def ag_ui_events(
 
     Args:
         planner: Drives the run.
-        kernel: Not changed.
+        kernel: Its functions may be called; it is not changed.
         run_input: The body of the request.
-        waiting: The runs that wait for the user, by thread id; a resumed run is
-            removed.
+        waiting: The runs that wait for the user, by thread id: a dictionary in the
+            server's memory, or any mapping that keeps a `Checkpoint`. A resumed run is
+            removed; one that is never answered stays.
         by: The user's name, recorded with their decisions.
         roles: The user's roles; a call that names roles is decided only by a user who
             has one of them, and if the planner's ``authorize`` hook allows it.
@@ -77,7 +78,8 @@ async def ag_ui_events(
 
     Yields:
         The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after
-            a fault or a refused input. A resumed run begins with a
+            a fault or a refused input. A run that was stopped, or that a limit ended
+            without an answer, has the cancelled outcome. A resumed run begins with a
             ``MESSAGES_SNAPSHOT``. Closing the stream early cancels the run; a resumed
             run that has not yet done anything waits again.
 

@@ -62,20 +62,23 @@ class Approve:
     """Let the call run: this function, with these arguments, once.
 
     If a filter of the kernel changes the function, or an argument that the model could
-    give, the call does not run. The same holds for what a policy allows. A call that no
-    interceptor decided may get other arguments, but no other function.
+    give, the call does not run, and the model reads so. A filter may fill parameters
+    that are hidden from the model. The same holds for what a policy allows. A call that
+    no interceptor decided may get other arguments, but no other function.
 
     Attributes:
         arguments: Arguments instead of the model's, as JSON values; copied and
-            validated. The edited call is reviewed again. Where a rule denies it, a
-            person's decision is refused, and the call still waits; where something else
-            is asked, or others are, it waits again with these arguments. An
+            validated. None keeps the model's. The edited call is reviewed again. Where
+            a rule denies it, a person's decision is refused, and the call still waits;
+            where something else is asked, or others are, it waits again with these
+            arguments; where the same is asked, this decision answers it. An
             ``approver`` whose edit is refused is asked once more; an interceptor's
             second, different edit denies.
         always: Give the same answer to the same question for the rest of the run: for
             every call of this ``"function"``, or only with these ``"arguments"``. The
             same question has the same roles and source: the policy's rule or default,
-            the function's mark, or the interceptor with its prompt.
+            the function's mark, or the interceptor with its prompt. None approves this
+            call alone.
         by: Who decided, for the record.
         fingerprint: If given, it must match the pending call's.
     """
@@ -93,7 +96,7 @@ class Approve:
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not run the call; the model reads that it was refused, and why."""
+    """Do not run the call; the model reads that it was refused, and why. A blank reason becomes ""."""
 
     reason: str = ""
     by: str | None = None
@@ -271,17 +274,23 @@ class ToolCall(ReadByKey):
     """A call as everybody outside of the loop sees it: the function, with the arguments it will get.
 
     A question of the model that waits is one, too: of ``UserInteraction-AskUser`` with
-    ``{"question": text}``, answered with `Supply` or `Deny`.
+    ``{"question": text}``, answered with `Supply` or `Deny`. So is a plain reply that
+    asks, with an id of its own.
 
     Attributes:
         id: Unique within its batch; decisions go by it.
         path: The ids of the calls that lead to it, from the outermost run in, joined by
-            ``/``; ``%``, ``/`` and ``#`` in an id are escaped as in an URL.
+            ``/``; ``%``, ``/`` and ``#`` in an id are escaped as in an URL. Outside of
+            nested runs, its escaped id.
+        kind: ``function``, or ``question`` of the model.
         arguments: The model's, as JSON values converted to the parameters' types: "7"
-            for an int is 7. Do not change it, return ``Approve(arguments=...)``.
+            for an int is 7. An argument that the model did not give is missing, even if
+            the function has a default or the application a value. Do not change it,
+            return ``Approve(arguments=...)``.
         raw_arguments: The JSON text that the model sent.
         iteration, index: Both from 0; the index in its batch.
-        fingerprint: Digest of run, iteration, id, function and arguments.
+        fingerprint: Digest of run, iteration, id, function and arguments, which an
+            `Approve` may name.
         signature: The function's parameters, ``name=digest`` of each; "" if unknown.
         after: The functions after whose calls this one comes, see `ApprovalRule.after`.
             None if unknown, and while the call waits.
@@ -293,10 +302,10 @@ class ToolCall(ReadByKey):
         in_doubt: Whether it had started when its process ended, and may have taken
             effect: `Approve` runs it again, `Supply` gives its result, `Deny` leaves
             the model with the doubt.
-        decision: Who let a waiting call in doubt run, edited its arguments, or approved
-            what others are still asked about.
-        parameters: JSON schema of a waiting call's parameters, to draw a form from, with
-            the function's description and its defaults.
+        decision: The newest decision on a call that still waits: who had let a call in
+            doubt run, edited its arguments, or approved what others are asked about.
+        parameters: JSON schema of a waiting call's parameters, to draw a form from,
+            with the function's description and the defaults; None if unknown.
     """
 
     id: str
@@ -360,7 +369,7 @@ RunAction: TypeAlias = Literal[
     "pause_all",
     "resume_all",
 ]
-"""What is done to a run, or to all of a store; each is asked of the ``authorize`` hook."""
+"""What is done to a run, or to all runs of a store; the ``authorize`` hook is asked about each."""
 
 
 @frozen
@@ -386,8 +395,8 @@ class DecisionRequest:
 Authorize: TypeAlias = Callable[
     [DecisionRequest], bool | str | Awaitable[bool | str | None] | None
 ]
-"""Allows an action by returning True. Anything else refuses; a text, or an exception's,
-is the reason."""
+"""Allows an action by returning True. Anything else refuses it: a text that it returns,
+or that of an exception, is the reason."""
 
 
 def hooks_of(
@@ -438,14 +447,15 @@ class ApprovalSettings:
             ``return_calls``: the run ends and the batch is the caller's, unanswered.
         on_deferred: Whether the other calls of the batch wait with a deferred one
             (``hold_all``), or run before the pause (``run_safe_first``).
-        expires_in: Seconds after which a question expires; None: never.
-        interceptor_timeout: Seconds after which an undecided interceptor denies the
-            call; None: no limit.
+        expires_in: Seconds after which a question expires, from when it is asked; None:
+            never.
+        interceptor_timeout: Seconds that an interceptor has to decide; after that the
+            call is denied. None: no limit.
         authorize: Asked, with a `DecisionRequest`, before each decision on a waiting
-            call or question counts; async or not. Only True allows it; otherwise the
-            call still waits. Several in a tuple all have to allow. Without a hook a
-            question with ``roles`` cannot be decided, except by the application's own
-            ``approver``.
+            call or question counts; async or not. Only True allows it; a text is the
+            reason of a refusal, after which the call still waits. Several in a tuple
+            all have to allow. Without a hook a question with ``roles`` cannot be
+            decided, except by the application's own ``approver``, which is shown them.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a
@@ -526,7 +536,8 @@ def requires_approval(
 
     Stands above or below ``@kernel_function``, bare or with arguments. A function of a
     prompt, of an OpenAPI document or of an MCP server is marked in its kernel:
-    ``requires_approval(kernel.get_function("plugin", "name"))``. Copies keep the mark.
+    ``requires_approval(kernel.get_function("plugin", "name"))``. Copies keep the mark;
+    a plugin that is loaded again has new functions: mark those, too.
 
     An allow *rule* of a policy may free the function, a policy's default never does.
     Without any approver the run pauses.
@@ -537,7 +548,8 @@ def requires_approval(
         prompt: What the person is asked.
         expires_in: Seconds after which the question expires; None uses the run's
             setting.
-        roles: Who may decide, see ``ApprovalSettings.authorize``.
+        roles: Who may decide, by names of the application's own; empty for anyone. See
+            ``ApprovalSettings.authorize``.
         summary: What a call does, as `str.format` writes it with the call's arguments:
             ``"Refund {amount:.2f} {currency} for {order}"``. A person reads it above
             the arguments. A call for which it cannot be written, as it lacks one of
@@ -646,7 +658,11 @@ class DecisionRecord:
         by: A person, an interceptor or a policy's rule; "" without a name.
         at: In UTC.
         requested: The arguments that were decided on; None if unknown.
-        arguments: Those that an approved call runs or waits with.
+        arguments: Those that an approved call runs with, or waits with while others are
+            asked; None if it does not run.
+        reason: Why it was denied, or "".
+        result: What was supplied in the function's place, or as an answer.
+        always: What else an approval is for, as in `Approve`.
         refused: Why the decision was not taken; "" if it was.
         grant: The id of the grant by which it was decided; "" for a decision on the
             call alone.

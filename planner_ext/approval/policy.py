@@ -111,19 +111,19 @@ class ApprovalRule(_Data):
     """One rule: the calls that it is for, and what to do with them.
 
     Attributes:
-        plugin, function: Case-sensitive patterns of the names.
+        plugin, function: Case-sensitive patterns of the names. Default: any.
         arguments: What the validated arguments must be, by name.
         after: Patterns of functions, one or a list, for ``ask`` and ``deny``: the rule
             is only for calls that come after a call of one of them, so that what came
             from outside can make what follows ask. A pattern is for the fully qualified
             name, such as ``web-*``, or for the function's name in any plugin; case and
-            separators do not matter.
-
-                A call comes after the functions that were started in earlier batches of its
-                run, failed and nested ones included; all that were called in the history
-                that the run began with; and, in a nested run, those before it in the runs
-                around. Removing messages changes nothing. Where these are not known, every
-                call matches: see `planner_ext.ApprovalFilter`.
+            separators do not matter. A call comes after the functions that were started
+            in earlier batches of its run, failed and nested ones included; after all
+            that were called in the history that the run began with; and, in a nested
+            run, after those before it in the runs around. A call that did not start
+            (denied, or with a supplied result) does not count. Removing messages
+            changes nothing. Where the calls before are not known, every call matches:
+            see `planner_ext.ApprovalFilter`.
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
         expires_in: Seconds after which a question expires; None uses the run's setting.
@@ -203,8 +203,10 @@ class ApprovalRule(_Data):
     def matches(self, call: ToolCall) -> bool:
         """@private Return whether the rule is for a call.
 
-        A predicate that cannot be evaluated, also since the model did not give the
-        argument, matches for a deny or ask rule, and not for an allow rule.
+        A predicate that cannot be evaluated matches for a deny or ask rule, and not for
+        an allow rule: the argument is of another type, or the model did not give it. In
+        the latter case the function gets the application's value or its own default,
+        which no rule sees.
         """
         if not self.names(call.plugin_name, call.function_name) or (
             self.after and not self._comes_after(call)
@@ -231,16 +233,16 @@ class Grant(_Data):
     """How long, and for which calls, a decision on one call answers the same question again.
 
     The same question is of the same function, with the parameters that it had, and has
-    the same roles and source, as with ``Approve(always="function")``. Calls in doubt and
-    questions of the model are never answered.
+    the same roles and source, as with ``Approve(always="function")``. Calls in doubt
+    and questions of the model are never answered.
 
     Attributes:
         expires_in: Seconds from when it is given.
         uses: How many questions it answers; None for any number.
         arguments: What the validated arguments of a call must be, by name.
-        run_arguments: What the application's arguments of its run must be, by name, such
-            as the person or tenant that it works for, or the key of a shared budget.
-            None of these conditions: any run of the store.
+        run_arguments: What the application's arguments of its run must be, by name,
+            such as the person or tenant that it works for, or the key of a shared
+            budget. Without these conditions any run of the store.
     """
 
     expires_in: _Seconds
@@ -269,8 +271,9 @@ class ApprovalPolicy(_Data, Policy):
     """Decides calls by rules; the first one that matches wins.
 
     Attributes:
-        default: For calls that no rule is for; ``ask`` or ``deny`` is recommended. Only
-            a rule, and no default, frees a function marked with ``@requires_approval``.
+        default: For calls that no rule is for. Mandatory; ``ask`` or ``deny`` is
+            recommended. Only a rule, and no default, frees a function marked with
+            ``@requires_approval``.
     """
 
     default: Literal["ask", "deny", "allow"]

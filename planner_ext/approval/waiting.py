@@ -28,7 +28,8 @@ from planner_ext.core.state import (
 from planner_ext.core.values import RequestedCall, updated
 
 InDoubt: TypeAlias = Literal["person", "model"]
-"""Who is asked about a call in doubt; the model reads that its effect is unknown."""
+"""Who handles a call in doubt: a person decides, or the model reads that its effect is
+unknown."""
 
 IN_DOUBT_PROMPT = (
     "This call is in doubt: it had started when its process ended, and may have taken effect. "

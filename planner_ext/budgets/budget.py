@@ -27,7 +27,7 @@ _MOST_CHARACTERS = 200
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class SharedBudget:
-    """Limits shared by all runs that name this budget in the same store, with the same key.
+    """Limits shared by all runs, in any process, that name this budget in the same store, with the same key.
 
     A request is reserved before it is sent, and a batch before it starts, in all of the
     run's shared budgets or in none: limits on round trips and calls are never exceeded.
@@ -35,24 +35,27 @@ class SharedBudget:
     flight, of all processes, and the forced answers may exceed them. What was reserved
     and not sent or started is released.
 
-    At a limit the run does what its own ``Budget.on_limit`` says; the request that
-    ``answer`` makes is reserved with the run's first, but a new period may refuse it. A
-    run or activation that finds a used up budget ends ``limit_reached`` without a
-    request. ``limit`` of the result is ``"{name}: {limit}"``. A batch beyond ``max_tool_calls``
-    does not run, under either value of ``batch_over_limit``.
+    At a limit the run does what its own ``Budget.on_limit`` says. The one request that
+    ``answer`` then makes is reserved with the run's first one, and released where it is
+    not made: at a pause, and at another end. It is not made if a new period has begun
+    that is used up, too. A run that begins or is resumed when nothing is left ends
+    ``limit_reached`` without a request. ``limit`` of the result is
+    ``"{name}: {limit}"``. A batch beyond ``max_tool_calls`` does not run, under either
+    value of ``batch_over_limit``.
 
-    Only a process that has its shared budgets, by name, continues a kept run; any other
-    gets `RunRefusedError`. A run whose process died stays charged for what may have
-    been sent or started. If the store cannot be used, the run fails with `StoreError`;
-    at its end this is logged instead.
+    Only a process that has a kept run's shared budgets, by name, continues it; any
+    other gets `RunRefusedError`. A run whose process died stays charged for what may
+    have been sent or started. If the store cannot be used, the run fails with
+    `StoreError`, and is never unlimited; at its end this is logged instead.
 
     Attributes:
         name: Its name in the store, of 1 to 200 characters.
         per: The period, by the run's clock, whose end frees the budget; None has no
             end. A request and its tokens count in the period in which it is reserved.
-        key: Returns whose budget it is, of 1 to 200 characters, given the application's
-            arguments of the run; None is one budget for all. Nested runs are charged to
-            the outermost run's key.
+        store: Where it is kept.
+        key: Returns whose budget it is (a user, a tenant), of 1 to 200 characters,
+            given the application's arguments of the run; None is one budget for all.
+            Nested runs are charged to the outermost run's key.
         max_iterations: Requests, as in `Budget`, and the plan request also without
             ``charge_plan``.
         max_tool_calls: As in `Budget`; a call that runs again after a crash counts
@@ -62,8 +65,9 @@ class SharedBudget:
         time_zone: In which periods begin.
         on_limit_reached: Called with the `BudgetUsage` when a limit first refuses
             something, once for each key and period, in one of the processes. Async or
-            not; logged if it raises or takes longer than ten seconds. None logs a
-            warning.
+            not. An exception is logged; so is a call that takes longer than ten
+            seconds, which is cancelled. None logs a warning. Observers and streams get
+            the fact `SharedBudgetsChecked` in any case.
 
     Raises:
         InvalidLimitError: If a value is invalid, or no limit is set; names the field.

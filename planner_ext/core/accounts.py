@@ -32,8 +32,9 @@ class SharedBudgets(Protocol):
     """What a run, and the runs inside its functions, take of budgets that other runs share.
 
     Attributes:
-        counts_tokens: Whether one limits tokens or cost.
-        max_cost: The smallest limit on cost.
+        counts_tokens: Whether one limits tokens or cost: unreported tokens are then
+            estimated.
+        max_cost: The smallest limit on cost; None without one.
     """
 
     counts_tokens: bool
@@ -41,6 +42,8 @@ class SharedBudgets(Protocol):
 
     def begin(self, facts: Sequence[Fact], *, is_kept: bool) -> None:
         """Take in the journal with which an activation begins: what an earlier process was charged for.
+
+        Where a store ``is_kept``, each activation begins with a longer journal.
 
         Raises:
             InvalidOptionError: If a budget has no key for this run.
@@ -50,7 +53,13 @@ class SharedBudgets(Protocol):
     async def reserve(
         self, *, requests: int = 0, calls: int = 0, kept: int = 0, forced: bool = False
     ) -> SharedBudgetsChecked | None:
-        """Reserve all of it in all of the budgets, or nothing; ``kept`` is -1 to use or release the kept request.
+        """Reserve all of it in all of the budgets, or nothing.
+
+        Args:
+            requests: Requests that are about to be sent.
+            calls: Functions that are about to start.
+            kept: 1 keeps one request for an answer, -1 uses or releases it.
+            forced: Tokens and cost are not checked: the request is the kept one.
 
         Returns:
             What was refused, without ``answer`` and ``at``.
@@ -70,7 +79,7 @@ class SharedBudgets(Protocol):
 
 
 def current_tab() -> "Tab | None":
-    """Find the call of a run in which this code runs."""
+    """Find the call of a run in which this code runs; None outside of every run."""
     return _CURRENT.get()
 
 
@@ -127,7 +136,8 @@ class Tab:
         around, names_in: Set by the adapters: what they know of the run, and the
             functions whose calls or results messages have.
         when_quiet: Called when a run of the call has come to its pause or end.
-        unrendered: Whether its next run is continued without rendering its prompt again.
+        unrendered: Whether its next run is continued without rendering its prompt
+            again.
     """
 
     def __init__(
@@ -359,8 +369,8 @@ class Account:
     """What one run may still spend.
 
     A run and those inside have one lock. None for ``shared`` takes the budgets of the
-    run around. Where
-    it ``is_recorded``, the run around records what happens in it, and charges it.
+    run around. Where it ``is_recorded``, the run around records what happens in it, and
+    charges it.
 
     Attributes:
         is_driven: Whether the run is between its opening and its pause or end.

@@ -1,18 +1,18 @@
 """The base errors of the package, and how values and errors are written in messages.
 
     PlannerExtError
-    ├── IllegalTransitionError        a fact that cannot happen in this state: a defect, or a damaged journal
-    ├── InvalidLimitError             a value of a budget that means nothing
-    ├── EndedRunError                 something for a run that has ended
-    ├── UnansweredRunError            the run ended without an answer, or waits: of ``raise_for_status``
-    │   └── LimitExceededError        at a limit
-    ├── RunRefusedError               a process lacks what a run began under
-    ├── NotAFunctionError             a decorator on what is no function
-    └── InvalidJournalError           a journal that cannot be read or continued
-        ├── UnusableCheckpointError   a checkpoint that is no checkpoint, or wrongly signed
-        └── NewerSchemaError          written by a newer version
+    ├── IllegalTransitionError        a fact cannot happen in this state
+    ├── InvalidLimitError             a limit or option has an invalid value
+    ├── EndedRunError                 the run has ended, and cannot be continued or changed
+    ├── UnansweredRunError            the run ended without an answer, or waits
+    │   └── LimitExceededError        ... because of a limit
+    ├── RunRefusedError               this process lacks a control that the run began under
+    ├── NotAFunctionError             a decorator was applied to something other than a function
+    └── InvalidJournalError           a journal or checkpoint cannot be read
+        ├── UnusableCheckpointError   ... as it is altered, or not signed with the key
+        └── NewerSchemaError          ... as a newer version of this package wrote it
 
-``planner_ext.errors`` has those of the doors, which derive from these.
+``planner_ext.errors`` draws the whole tree: the errors of the doors derive from these.
 """
 
 import inspect
@@ -31,15 +31,16 @@ _T = TypeVar("_T")
 class PlannerExtError(Exception):
     """The base of all errors that this package raises.
 
-    What raises below the doors knows nothing of Semantic Kernel, whose error classes
-    users catch. So an adapter declares a class in place of one of these, by ``class
-    InvalidOptionError(..., door_of=InvalidLimitError)``: once it is loaded, raising
-    ``InvalidLimitError`` raises that class.
+    An error of a lower floor is raised as the class that a door has for it, which is
+    also one of Semantic Kernel's. A door declares that class by ``class
+    InvalidOptionError(..., door_of=InvalidLimitError)``; once it is imported,
+    ``InvalidLimitError(...)`` makes an ``InvalidOptionError``.
 
     Attributes:
-        may_pass: Whether a kept run is retried after it.
-        outage: The endpoint that a kept run waits for after it, and in how many seconds
-            it wants the next request; 0.0 if it does not say.
+        may_pass: Whether the same may succeed later, so that a kept run is retried.
+        outage: The endpoint that did not work, for which a kept run waits, and the
+            seconds after which it wants the next request; 0.0 if it does not say.
+            None for any other error.
     """
 
     may_pass: ClassVar[bool] = False
@@ -65,11 +66,11 @@ PlannerExtError._raised_as = PlannerExtError  # pyright: ignore[reportPrivateUsa
 
 
 class IllegalTransitionError(PlannerExtError):
-    """A damaged journal, or a defect of this package."""
+    """A fact cannot happen in this state: the journal is damaged, or this package has a defect."""
 
 
 class InvalidLimitError(PlannerExtError):
-    """A limit or option has an invalid value; the message names it."""
+    """A limit or option has an invalid value; the message names it, what it takes and what it got."""
 
 
 class EndedRunError(PlannerExtError):

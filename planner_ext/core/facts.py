@@ -93,17 +93,21 @@ class Rules:
 
     Attributes:
         charge_plan: Whether the plan request counts as a round trip.
-        use_attempts: Tool rounds after which no functions are offered.
+        use_attempts: Tool rounds after which no functions are offered; None is
+            unlimited.
         attempts_limit: The limit that a result then names; "": none, the run ends
             ``answered``.
-        rounds_per_step: Tool rounds after which a plain reply closes a step.
+        tool_choice: Whether the model may call a function in each tool round, or must.
+        rounds_per_step: Tool rounds after which a plain reply closes a step; None
+            chains rounds without end.
         require_final_answer: Whether only the final-answer function ends the run.
-        on_denial, close_on_denial: See `ApprovalSettings`, and whether the request
-            after a denied call offers no functions.
+        on_denial, on_deferred: As in `ApprovalSettings`.
+        close_on_denial: Whether the request after a denied call offers no functions.
         structured: Whether the answer must match a form, which the journal does not
             record.
         checked: Whether ``check_answer`` is asked about the answer.
         clarifier: Whether questions and plain replies are put to a clarifier.
+        max_clarifications: Questions that are answered; None is unlimited.
     """
 
     limits: Budget = Budget(max_calls_per_reply=None)
@@ -130,6 +134,7 @@ class Guards:
     Attributes:
         interceptors, pre_invoke, checks, filters, answers: In the order in which they
             are asked; ``answers`` are the hooks that check the final answer.
+        unmatched, expires_in: As in `ApprovalSettings`.
         marked: The offered functions that require approval by themselves, sorted.
         shared_budgets, authorize: Sorted.
     """
@@ -217,8 +222,8 @@ class ModelAsked(EventLine):
 class RequestFailed(EventLine):
     """A request has no reply: it failed, was interrupted, or its process ended.
 
-    It is charged 1 round trip and estimated tokens; nothing if it was unsent, or refused
-    in a kept run.
+    ``usage`` is 1 round trip and estimated tokens; 0 if the request was not sent, or if
+    an endpoint refused that of a kept run.
     """
 
     iteration: int
@@ -306,6 +311,9 @@ class CallDecided(CallFact):
     Fields of the call are as in `ToolCall`.
 
     Attributes:
+        kind: A ``function``, ``unknown`` (not offered), ``invalid`` (unusable
+            arguments), the ``final_answer``, a ``question``, to ``read`` on in a
+            result, or ``external``: the caller runs it.
         answer: What the model reads where the call does not run.
         reason: Why it does not run, or waits.
         digest: Of function and converted arguments; "" if nothing could run.
@@ -315,6 +323,7 @@ class CallDecided(CallFact):
         by: An interceptor, a policy's rule or a person; "" for the loop itself.
         sticky: Whether the same question about this function, or with these arguments
             alone, is answered so for the rest of the run.
+        expires_at: When a deferred call stops waiting, in seconds since the epoch.
         person: Whether a person decided, on what they were shown.
         nested: Whether the function may be called again where a run in it waits or was
             lost: a planner, a prompt, an agent, or one that is declared idempotent or
@@ -387,7 +396,13 @@ class CallDecided(CallFact):
 
 @frozen
 class CallsWithheld(EventLine):
-    """Calls were answered without running: because of a limit, a stop, or a final answer beside them."""
+    """Calls were answered without running: because of a limit, a stop, or a final answer beside them.
+
+    Attributes:
+        indexes: Of the calls, in their batch.
+        answer: What the model reads as the result of each.
+        limit: The limit that they would have exceeded, or None.
+    """
 
     iteration: int
     indexes: tuple[int, ...]
@@ -502,7 +517,10 @@ class Clarified(EventLine):
         answer: What the model reads. Without one, a call waits for a person, and a
             plain reply is taken as it is.
         index: None for a plain reply.
+        by: Who answered; "" if unknown.
         denied: Why a person did not answer; None if the question was answered.
+        usage: Of a model that answered; 0 of a person.
+        seconds: Without the time that a person took.
     """
 
     question: str
@@ -579,8 +597,7 @@ class SharedBudgetsChecked(EventLine):
     """A shared budget forbade what was due next, or no longer does.
 
     In a store, each activation that continues a run with shared budgets begins with
-    this fact: two that began at once would write it at the same place, which only one
-    can.
+    this fact. Of two that begin at once only one can write it: the other one stops.
 
     Attributes:
         limit: Budget and limit, such as ``per user: max_cost``; None if an earlier
@@ -618,7 +635,15 @@ class Resumed(EventLine):
 
 @frozen
 class Ended(EventLine):
-    """The run ended; ``returned`` if its open batch is the caller's, unanswered."""
+    """The run ended.
+
+    Attributes:
+        status: How it ended.
+        answer: "" without one.
+        limit: The limit that ended it, or None.
+        reason: Why, in words.
+        returned: Whether the open batch is returned to the caller, unanswered.
+    """
 
     status: Status
     answer: str = ""
@@ -665,7 +690,7 @@ outermost first; empty for the outermost run itself."""
 
 
 def unwrapped(fact: Fact) -> PlainFact:
-    """Return what happened, in whichever run inside."""
+    """Return the fact of the run in which it happened."""
     while isinstance(fact, HappenedInside):
         fact = fact.fact
     return fact
@@ -683,8 +708,8 @@ def place_of_fact(fact: Fact) -> Place:
 def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
     """Return what a fact charges to its run, without what a running call recorded before it happened.
 
-    Without rules a plan request is charged, too, as shared budgets do. The time of a
-    run inside is measured by the run around.
+    Without rules a plan request is always charged, as shared budgets do. The time of a
+    nested run is not in it: the run around measures it.
     """
     match fact:
         case Planned() | ModelReplied() | RequestFailed() | Clarified():

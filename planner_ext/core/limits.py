@@ -22,7 +22,7 @@ class Budget:
 
     Round trips and calls are never exceeded. Tokens and cost are checked before each
     request and each batch, so what is then in flight, and the one forced answer, may
-    exceed them. Retries inside an SDK are not seen.
+    exceed them. Retries inside an SDK are not seen, and not counted.
 
     Attributes:
         max_iterations: Round trips, every request included: plan, steps and answer.
@@ -46,26 +46,27 @@ class Budget:
             clarifier, since they may be persons (a `ModelClarifier` counts). Checked
             continuously. At the limit, under every ``on_limit``, requests and functions
             in flight are cancelled: the request is charged, the function answered as
-            ``timed_out``, or abandoned if it does not end within a second: what it does
-            later changes nothing in the run. No request follows.
-        deadline: A moment, with its time zone, as for ``max_active_seconds``; but
-            pauses and persons' decisions count, and a call undecided by then does not
-            run.
+            ``timed_out``. A function that does not end within a second is abandoned:
+            what it does later changes nothing in the run. No request follows.
+        deadline: A moment, with its time zone. Pauses and persons' decisions count,
+            too, and a call that is undecided by then does not run. Otherwise as
+            ``max_active_seconds``.
         max_calls_per_function: Functions started, by fully qualified name; only the
             calls beyond it are not executed.
         max_consecutive_errors: Batches in a row with a failed, unknown or malformed
             call; a clean batch resets it.
         max_repeated_calls: Starts of one function with the same arguments.
         max_repeated_denials: Batches in a row in which every call was denied.
-        max_calls_per_reply: Calls in one reply, of any kind, checked when it has
-            arrived. If it has more, none runs: all are answered "not executed", and the run
-            continues.
+        max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has
+            arrived. If it has more, none of them runs: each is answered "not executed"
+            with this limit's name, and the run continues, so that the model can make
+            fewer calls.
         max_result_tokens: Tokens of one function's result, error or supplied result in
             the conversation. Checked when it is recorded, counted as for
             ``max_prompt_tokens``. Of a longer one the model reads the beginning and how
             to read on: with ``Results-read``, which is free and has the same cap. The
-            facts keep the whole result. It ends nothing; a nested run has the smaller
-            of its own and that of the run around.
+            facts keep the whole result, and the run continues. In a nested run the
+            smaller of its own cap and that of the run around applies.
         on_limit: ``answer``: calls beyond a limit are answered "not executed" and one
             more request, without functions, asks for the answer. ``stop``: they are
             answered "not executed" and the run ends. ``raise``: as ``stop``, then
@@ -73,19 +74,19 @@ class Budget:
             unanswered, for the caller to run. All but ``raise`` return a value that can
             be resumed with a larger budget.
         batch_over_limit: Whether a batch beyond ``max_tool_calls`` runs no call
-            (``reject_batch``) or the first calls that fit (``fill_remaining``).
-            With ``on_limit="return_calls"`` none runs, and the whole batch is
-            returned.
+            (``reject_batch``) or the first calls that fit (``fill_remaining``). With
+            ``on_limit="return_calls"`` none runs, and the whole batch is returned.
         last_trip: Whether a request without functions omits their schema (``withdraw``)
             or sends it with tool choice "none", for providers that refuse tool messages
             without schema. Semantic Kernel's connectors to Anthropic and Bedrock send
             one function instead, whose description says that none is left. Its
             connector to Ollama cannot send "none" either, and needs no schema.
         tell_budget: Whether the model reads what is left of round trips, tool calls,
-            tokens, cost and time; a share, such as 0.25: once that share or less is
-            left. Only what is limited is told. The note ends the newest message of each
-            request except the plan's; history and journal do not have it, and what a
-            service has cached of the messages before stays the same.
+            tokens, cost and time, as far as they are limited. A share, such as 0.25,
+            mentions a limit once that share or less of it is left. The note ends the
+            newest message of each request except the plan's. It is not stored: history,
+            journal and the beginning of a request, which providers cache, stay the
+            same.
 
     Raises:
         InvalidLimitError: If a value is invalid; names the field. At a door it is a

@@ -127,7 +127,10 @@ async def import_run(
     doorkeeper: Doorkeeper | None = None,
     by: str = "",
 ) -> str:
-    """Add an exported run to a store, whose workers continue it; delete or cancel it in the first one.
+    """Add an exported run to a store; its rows are derived from its journal.
+
+    Workers of this store continue an unfinished run. Delete or cancel it in the first
+    store, else both continue it.
 
     Args:
         store: Receives the run.

@@ -2,8 +2,8 @@
 
 ``planner_journal`` is the source of truth: a row is one fact, and its unique ``(run_id,
 seq)`` fences workers. ``planner_runs`` and ``planner_approvals`` are derived from it,
-in the same transaction. Only decisions and votes enter ``planner_approvals`` first, until
-a worker takes them into the journal.
+in the same transaction. Only decisions and votes enter ``planner_approvals`` first,
+until a worker takes them into the journal.
 
 Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with
 ``:name`` placeholders.
@@ -265,8 +265,8 @@ CREATE_TABLES: tuple[str, ...] = (
 ``quarantined``, or how the run ended. ``owner``: the worker that drives it, or null.
 ``wake_at``: when it is next due: the first expiry of a paused run, the next retry of a
 running one. ``outage_at``: since when it waits for an endpoint, or null. ``problem``:
-its last fault, or why it is in quarantine. ``retries``,
-``deaths``: faults, and ends of its worker's process, since its last reply or result;
+its last fault, or why it is in quarantine. ``retries``, ``deaths``: faults, and ends of
+its worker's process, since its last reply or result;
 ``progress``: the replies and results in its journal when the last one was counted.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
 ``said``: messages that it shall take, a line each, the oldest first; null without one.
@@ -276,16 +276,17 @@ worker has claimed it.
 
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or
 ``closed``. ``votes``: who approved it so far, and when, where several have to; null
-whenever it waits anew. ``planner_refusals``: decisions that were not taken, of the approval that
-``id`` names, or of a call of the run that did not wait. ``planner_workers.seen_at``:
-the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
+whenever it waits anew. ``planner_refusals``: decisions that were not taken, of the
+approval that ``id`` names, or of a call of the run that did not wait.
+``planner_workers.seen_at``: the worker's last heartbeat; after ``lease_seconds``
+without one others take its runs.
 ``planner_notices.next_at``: when a notice is next sent; null once it was delivered or
 given up. ``planner_subscriptions``: the events of which notices are written, ``until``
 then. ``planner_grants.question``: digest of the question that ``decision`` answers,
 ``used`` times so far, the last time for the approval ``used_for``.
 ``planner_deleted``: the `deleted_digest` of each deleted run's name, and its last
-status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while no run is
-driven. Times are seconds since the epoch.
+status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
+no run is driven. Times are seconds since the epoch.
 """
 
 

@@ -27,7 +27,7 @@ class DuplicateRowError(StoreError):
 
 
 class RunFencedError(StoreError):
-    """Another worker continued this run, or it was cancelled."""
+    """Another worker continued this run, or it was cancelled; this worker stops before its next side effect."""
 
 
 class WorkerInUseError(StoreError):
@@ -39,11 +39,11 @@ class UnknownRunError(PlannerExtError):
 
 
 class RunConflictError(PlannerExtError):
-    """A run of this name has another goal or inputs, or is in use."""
+    """A run of this name exists with another goal or inputs, existed until it was deleted, or is in use."""
 
 
 class ApprovalRefusedError(PlannerExtError):
-    """A decision cannot be taken: its call is unknown, expired or altered, or another one."""
+    """A decision cannot be taken: its call is unknown, expired or altered, or it was made for another call."""
 
 
 class NotAuthorizedError(RunRefusedError, ApprovalRefusedError):

@@ -157,8 +157,8 @@ def grant_step(
         at: When it is given.
         verified: Whether its author is vouched for.
         guards: The names of the run's ``authorize`` hooks.
-        first: The decision on the call itself, as JSON text: unless that counts, nothing
-            is stored. None: the call is not decided.
+        first: The decision on the call itself, as JSON text: unless that counts,
+            nothing is stored. None: the call is not decided.
 
     Raises:
         ApprovalRefusedError: If the decision, or one on this call, cannot be given so.

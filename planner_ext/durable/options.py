@@ -31,7 +31,8 @@ def is_final(error: BaseException) -> bool:
 
     Final are an HTTP status 4xx other than 408, 409 and 429, a failed authentication,
     in the error or its causes, and an error of this package that names an option, a
-    journal or a run that cannot be used.
+    journal or a run that cannot be used. Any other fault is retried, also where this
+    worker's kernel lacks the service.
     """
     for cause in _causes(error):
         status = getattr(cause, "status_code", None) or getattr(
@@ -117,7 +118,7 @@ class WorkerOptions(TypedDict, total=False):
             the square of this number: most deaths there are another run's fault.
         grace_seconds: How long calls and requests in flight may take when the block is
             left; 0 interrupts them. Default 25: Kubernetes kills after 30.
-        clock: None uses the machine's clock.
+        clock: The time source; None uses the machine's clock.
         authorize: Asked before this worker takes a decision, and before this process
             acts on a run, besides the hook of the planner's `ApprovalSettings`. A
             refused decision of an approver leaves its call waiting. A run that begins
@@ -131,10 +132,10 @@ class WorkerOptions(TypedDict, total=False):
         on_failed: As ``on_paused``, when a run has failed or was quarantined.
         notify: A URL to which all these notices are posted as JSON, by Standard
             Webhooks (standardwebhooks.com): ``https://...``, or ``http://...`` within a
-            trusted network. ``text`` has the notice for a person. Headers: ``webhook-id``, the notice's id, and
-            ``webhook-timestamp``, seconds since the epoch. A response of 2xx takes the
-            notice; a redirection is not followed. Neither the URL's path nor the key is
-            logged.
+            trusted network. ``text`` has the notice for a person. Headers:
+            ``webhook-id``, the notice's id, and ``webhook-timestamp``, seconds since
+            the epoch. A response of 2xx takes the notice; a redirection is not
+            followed. Neither the URL's path nor the key is logged.
         notify_key: Signs the posted notices: ``whsec_`` and base64, or any other text
             as it is. The header ``webhook-signature`` is then ``v1,`` and the base64 of
             the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. None does not sign.

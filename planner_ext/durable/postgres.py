@@ -3,8 +3,9 @@
 A worker needs a session of its own, which holds its lock. Every other process may
 connect through a pooler that gives each transaction another session.
 
-A connection lost during a commit does not say whether it happened. So each connection
-has a row in ``planner_commits``, where every writing transaction leaves a fresh token.
+A connection that is lost during a commit does not say whether that happened. So each
+connection has a row in ``planner_commits``, where every writing transaction leaves a
+fresh token: the row tells. While a server restarts, transactions wait.
 """
 
 import asyncio

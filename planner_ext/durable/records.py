@@ -184,7 +184,8 @@ class PendingApproval(ToolCall):
         problem: Why a worker could not take the last decision; "" if it could.
         decision: The decision with its author, time and arguments; None while it is
             open.
-        refused: The refused decisions on it, the oldest first.
+        refused: The refused decisions on it, the oldest first: late, second, made for
+            another call, or invalid.
         said: What was said to the run and waits for the decision, the oldest first.
         source: Digest of who asks, and what; "" until it is stored. A `Grant` binds to
             it.

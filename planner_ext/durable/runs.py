@@ -109,7 +109,7 @@ class RunResult:
     """A run of a store: how it ended, what it waits for, or how far it is.
 
     Attributes:
-        status: As in `RunRecord`.
+        status: As in `RunRecord.status`.
         final_answer: The answer; "" without one.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
@@ -507,9 +507,9 @@ class RunsClient:
     async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
         """Give a run another budget; what it spent so far still counts.
 
-        The worker takes it before its next action, as the fact `BudgetChanged`. A limit
-        that is already used up ends the run there. A newer budget replaces one that was
-        not taken.
+        The worker takes it before its next action, as the fact `BudgetChanged`; a run
+        that waits takes it when it continues. A limit that is already used up ends the
+        run there. A newer budget replaces one that was not taken.
 
         Args:
             run_id: The run.
@@ -845,7 +845,8 @@ class Runs(RunsClient):
             run_id: The run's name, 1 to 200 characters without ``/``. None generates
                 one.
             arguments: The application's arguments; never stored, so each process that
-                continues the run passes them. A submitted run keeps its other ones.
+                continues the run passes them. What else a run was submitted with it
+                keeps.
             chat_history: An earlier conversation, as of the planner's ``invoke``; the
                 store keeps it with a run that begins.
             streaming: Whether to stream requests, for the text in `RunHandle.events`;
@@ -1037,7 +1038,8 @@ class Runs(RunsClient):
     async def due(self, limit: int = 100, *, again_after: float = 30.0) -> Due:
         """Name at most ``limit`` due runs that no living worker drives, each to one caller, in any process.
 
-        The oldest come first. One that no worker has claimed is named again after
+        Due are runs that were submitted, decided, expired, or are at their retry; the
+        oldest come first. One that no worker has claimed is named again after
         ``again_after`` seconds.
 
         Raises:

@@ -9,12 +9,16 @@ From top to bottom:
     RunHandle   the result and the events of a run, for its readers
 
 A fault is an exception of a run; a retry follows. A fault of an endpoint uses up no
-retry: the run waits, see `planner_ext.durable.outages`. A death is the end of the
-worker's process while it drove the run. These count as a death, too: ``KeyboardInterrupt``,
-``SystemExit`` or ``GeneratorExit`` out of the run, and a cancellation of a running call
-that the pool did not ask for. A new reply or result resets both numbers. A run whose
-call was in flight at a death is driven alone, so that it does not take a call of another
-run with it. One that was in a request is not, and has a higher limit.
+retry: the run waits, see `planner_ext.durable.outages`.
+
+A death is the end of the worker's process while it drove the run. These count as a
+death, too: ``KeyboardInterrupt``, ``SystemExit`` or ``GeneratorExit`` out of the run,
+and a cancellation of a running call that the pool did not ask for. After
+``max_deaths`` the run is quarantined, also if its functions may run again. A new reply
+or result resets the numbers of faults and deaths.
+
+A run whose call was in flight at a death is driven alone, so that it does not take a
+call of another run with it. One that was in a request is not, and has a higher limit.
 """
 
 import asyncio
@@ -1085,8 +1089,9 @@ class RunHandle(Generic[R]):
     async def result(self) -> R:
         """Wait for the run's next pause or end; a paused run's result lists its pending calls.
 
-        Called again after a pause, it continues with the decisions made meanwhile.
-        Cancelling the wait does not cancel the run.
+        Called again after a pause, it continues with the decisions made meanwhile;
+        without one it returns the same pause. Cancelling the wait does not cancel the
+        run.
 
         Raises:
             RunNotAnsweredError: If another worker drove the run, and it is failed or

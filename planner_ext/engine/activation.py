@@ -34,6 +34,8 @@ class Activation:
         store: Records each fact before the run acts on it.
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
+        decided_at: When each was made, in seconds since the epoch, by call id.
+        verified: The ids of the calls whose author the application vouches for.
         grants: The grants by which calls were decided, by call id.
         votes: The persons whose votes approved calls, by call id.
         budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
@@ -43,8 +45,8 @@ class Activation:
         authorize: Says who may decide, besides the planner's own hook; ``described``
             shows it a call as the store lists it.
         guards: What a submitted run demands of the process that begins it.
-        emit: Takes the text of replies as it arrives, and each fact; None sends plain
-            requests.
+        emit: Takes the text of streamed replies as it arrives, and each fact; None does
+            not stream.
     """
 
     run_id: str
@@ -73,7 +75,7 @@ class ActivationRun(Protocol[R_co]):
     """An activation that is ready to run."""
 
     async def result(self) -> R_co:
-        """Drive the run to its next pause or end; one that has ended makes no request.
+        """Drive the run to its next pause or end; one that has ended returns its result without a request.
 
         Raises:
             InvalidDecisionError: If a decision cannot be taken, with its ``call_id``;
@@ -89,7 +91,7 @@ class DurablePlanner(Protocol[R_co]):
     def journaled(
         self, kernel: Any, activation: Activation, /, *, arguments: Any = None
     ) -> ActivationRun[R_co]:
-        """Prepare an activation with a kernel and the application's arguments."""
+        """Prepare an activation with a kernel and the application's arguments, which are not stored."""
         ...
 
 

@@ -25,7 +25,7 @@ model."""
 
 EffectKind: TypeAlias = Literal["once", "idempotent", "keyed"]
 """``once``: not run again without a decision; ``idempotent``: any number of times;
-``keyed``: with one key."""
+``keyed``: any number of times with one key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ Probe: TypeAlias = Callable[
     [str, Mapping[str, Any]],
     TookEffect | NoEffect | Awaitable[TookEffect | NoEffect | None] | None,
 ]
-"""Called with a call's idempotency key and arguments; returns None if it cannot
-tell."""
+"""Called with a call's idempotency key and arguments; says whether it took effect, None
+if it cannot tell."""
 
 
 @frozen

@@ -97,8 +97,8 @@ class Engine:
         """Record the first new facts of this activation.
 
         A request that an earlier process may have sent, without recording a reply, is
-        recorded first as failed, so that it is charged. So are those of the runs inside, which
-        begin when all decisions are recorded.
+        recorded first as failed, so that it is charged. So are those of the runs
+        inside, which begin when all decisions are recorded.
         """
         shared = self._ports.shared
         is_kept = self._ports.store is not None

@@ -565,7 +565,7 @@ def _is_for(
 
 
 def is_same(question: Defer, other: Defer) -> bool:
-    """Return whether one person's answer to a question about a call answers another: one source, the same roles."""
+    """Return whether the answer to one question about a call answers the other: same source, same roles."""
     return (
         question.source == other.source != ""
         and {*question.roles} == {*other.roles}

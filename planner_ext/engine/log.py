@@ -1,6 +1,7 @@
 """Lines for Python's logging, on ``planner_ext.runs``; and whether OpenTelemetry listens.
 
 A line has the run's name and one event, and no text of a model, argument or result.
+Texts of persons and errors are cut, and their control characters escaped.
 
     INFO      start, resumption, pause, decisions on calls, and the end; without a store, the class of an error
               that ended the run

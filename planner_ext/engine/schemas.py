@@ -1,12 +1,13 @@
 r"""JSON schemas of answers and of arguments, checked in bounded time. Nothing is ever fetched for a schema.
 
-``jsonschema`` checks the schemas, but no value: that has no bounds. Here every check
-counts its steps and levels, patterns run in RE2 (``\d`` and ``\w`` are ASCII), and
-items are compared by their JSON text. What is beyond the bounds is refused by name.
+Values are checked here, since the checks of ``jsonschema``, which reads the schemas,
+are not bounded. Every check counts its steps and levels, patterns run in RE2 (``\d``
+and ``\w`` are ASCII), and items are compared by their JSON text. What is beyond the
+bounds is refused by name.
 
-Read are the keywords of the drafts 2020-12 and 2019-09, and those of the drafts 7, 6
-and 4 that these replaced. ``format`` is a note, and what stands beside a ``$ref``
-counts.
+The keywords are those of the drafts 2020-12 and 2019-09, and those of the drafts 7, 6
+and 4 that these replaced. ``format`` is not checked. Keywords beside a ``$ref`` are
+checked, too.
 """
 
 import json

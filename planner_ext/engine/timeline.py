@@ -79,6 +79,9 @@ class ModelRequest:
         started: When the latest attempt was sent.
         ended: When the reply arrived.
         charged, usage: Without those of failed attempts.
+        model: The model's name in the reply, or "".
+        withheld: The limit because of which no functions were offered.
+        failed: The attempts before the latest one.
     """
 
     started: float
@@ -130,9 +133,14 @@ class TimelineCall:
         requested: JSON text of the arguments as the model sent them.
         arguments: JSON text of those that the function received, or would receive.
         asked: When a person was first asked to decide it.
+        prompt: What that person read.
+        roles: Who may decide it; empty for anyone.
+        expires: When it stops waiting.
         ended: When its result was recorded.
         result: What the model reads; ``cut`` says how much of it at once.
         error: Type and message of the exception, or why it did not run.
+        nested: Whether a run may be made in it.
+        spent: What its function charged: requests and nested calls.
         runs: The runs that its function made, in order, as far as they are recorded;
             only in a `Timeline`.
     """
@@ -189,7 +197,13 @@ history."""
 
 @frozen
 class TimelineEvent:
-    """An event of the run other than a request or a call; ``by`` answered or made the change."""
+    """An event of the run other than a request or a call.
+
+    Attributes:
+        text: The question, reason, problem or change; "" if the kind says all.
+        answer: The answer to a question.
+        by: Who answered or made the change; "" if unknown.
+    """
 
     at: float
     kind: EventKind
@@ -205,7 +219,7 @@ ended; ``retry``: between two attempts of a request."""
 
 @frozen
 class Gap:
-    """A period in which the run was idle; without ``ended`` it still waits."""
+    """A period in which the run was idle; while it still waits ``ended`` is None."""
 
     started: float
     ended: float | None
@@ -250,9 +264,12 @@ class Timeline:
     Attributes:
         status: As in a result; ``running``; or ``queued`` without any fact. For a run
             of a store, replace it with that of its `RunRecord`.
+        limit: The limit that ended it.
         reason: Why it ended; "" if it was answered.
         started: None without any fact, or without known times.
         until: The time of the newest fact, or ``now``.
+        spent: What the run was charged.
+        spending: The consumption of each limit that is set.
         lives: The activations that drove it, as far as its facts show.
     """
 

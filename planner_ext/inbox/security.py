@@ -101,7 +101,8 @@ class Token:
         Args:
             value: At least 20 characters; None makes a random one.
             user: The name of everyone who signs in; None asks for it.
-            hosts: Names without port. Default: those of this machine.
+            hosts: The names, without port, under which the inbox is reached. Default:
+                those of this machine.
 
         Raises:
             PlannerExtError: If the token is too short, or a name or host is invalid.

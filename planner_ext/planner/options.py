@@ -48,8 +48,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     """The options of a planner; a run never changes them.
 
     Attributes:
-        max_iterations: As of `planner_ext.Budget`; the smaller applies. A budget given
-            to ``resume`` defaults to it. None means no limit.
+        max_iterations: As of `planner_ext.Budget`; if both are given, the smaller
+            applies. A budget given to ``resume`` defaults to it. None means no limit.
         control: How many tool rounds one step may chain. ``iterations_metadata``: as
             many as the budget leaves, charged from the metadata (option 2 of the ADR
             "Automatic tool calling controls", corrected). ``use_attempts``: one, then a

@@ -211,8 +211,8 @@ class FunctionCallingStepwisePlanner:
         and checkpoint.
 
         Raises:
-            PlannerInvalidConfigurationError: Also if an async function of such a run
-                calls it, whose loop would wait for itself.
+            PlannerInvalidConfigurationError: As `invoke`; and if an async function of
+                such a run calls it, whose loop would wait for itself.
             Exception: As `invoke`.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}

@@ -69,7 +69,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Resumes the run; signed if the planner has a ``checkpoint_key``."""
+        """The run's checkpoint, to resume it; signed if the planner has a ``checkpoint_key``."""
         return Checkpoint.signed_as(self.facts, self._signature)
 
     @property

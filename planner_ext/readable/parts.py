@@ -35,7 +35,8 @@ PieceKind: TypeAlias = Literal[
     "kept",
 ]
 """``mark`` stands for what is not drawn, ``quiet`` for a tab or carriage return;
-``more`` begins what continues the line above; the last three are the sign of a change."""
+``more`` begins what continues the line above; the last three are the sign of a
+change."""
 
 
 class Piece(NamedTuple):

@@ -128,8 +128,9 @@ class AnswerCheckError(PlannerException):
 class NestedRunRefusedError(PlannerException):
     """A function asked for what its run does not allow.
 
-    That is a planner inside its own run; a function that the run's gate denied, or that
-    needs a person; and every request once the call has ended, or its run is to stop.
+    That is a planner inside its own run; a function, called by the function itself,
+    that the run's gate denied or that needs a person; and every request once the call
+    has ended, or its run is to stop.
     """
 
 
@@ -180,8 +181,8 @@ class RunNotAnsweredError(
 class TurnPausedError(RunNotAnsweredError):
     """The turn of an agent of an orchestration waits for a person; the orchestration has ended.
 
-    Its ``result.get()`` raises this; ``checkpoint`` and ``chat_history`` are those of the
-    turn, for `planner_ext.agent.resume_agent`.
+    Its ``result.get()`` raises this; ``checkpoint`` and ``chat_history`` are those of
+    the turn, for `planner_ext.agent.resume_agent`.
 
     Attributes:
         agent: The agent's name.

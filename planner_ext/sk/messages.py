@@ -157,8 +157,8 @@ def requested_call(
 ) -> RequestedCall:
     """Read one call of a reply: its name as the kernel has it, its arguments as JSON text.
 
-    Its id is added to those ``used``; one that is missing, used or refused by servers is
-    replaced. None keeps the id.
+    Its id is added to those ``used``; one that is missing, used or refused by servers
+    is replaced. None keeps the id.
     """
     own = call.id or ""
     if used is not None:

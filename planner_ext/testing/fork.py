@@ -1,7 +1,10 @@
 """``fork``: continue from an iteration of a run with another model, instruction, budget or policy.
 
-checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
-result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
+    checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
+    result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
+
+Functions of the kept iterations are not called again; those of later ones are, and take
+effect again.
 """
 
 import time
@@ -27,9 +30,9 @@ def fork(
 ) -> Checkpoint:
     """Fork a run at the end of an iteration: the checkpoint of a new run.
 
-    Kept iterations have been paid for; functions of later ones are called again. Later
-    decisions, the policy, and approvals for the rest of the run are not in the fork.
-    ``Runs.fork`` forks a run inside its store.
+    The fork begins with the usage of the kept iterations. Later decisions, and
+    approvals for the rest of the run, are not in it; its policy is that of the planner
+    that resumes it. ``Runs.fork`` forks a run inside its store.
 
     Args:
         source: A checkpoint, a run of a store, the facts of a run, or a cassette file,

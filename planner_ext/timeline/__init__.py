@@ -1,7 +1,9 @@
 """The timeline of a run: its facts as values to draw, and as an HTML page.
 
-timeline = timeline_of(result.facts)
-Path("run.html").write_text(page_of([timeline]), "utf-8")
+    timeline = timeline_of(result.facts)
+    Path("run.html").write_text(page_of([timeline]), "utf-8")
+
+Two timelines on one page are a run and its fork.
 """
 
 from planner_ext.engine.timeline import (

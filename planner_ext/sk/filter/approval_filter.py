@@ -305,9 +305,10 @@ class ApprovalFilter(CallFilter):
             history: Is changed; can be sent again when no call waits any more. What
                 user and assistant said before the call must stand as when it was asked
                 about.
-            decisions: By the call's id, path or fingerprint; all are taken, or none. Where an
-                id waits twice, the fingerprint is needed, as the key or in the
-                `Approve`; it wins over another call's id.
+            decisions: By the call's id, path or fingerprint; all are taken, or none.
+                Where an id waits twice, the fingerprint is needed, as the key or in the
+                `Approve`. A key that is one call's fingerprint and another one's id
+                means the fingerprint.
             arguments: The application's arguments for the functions.
 
         Returns:

@@ -299,8 +299,8 @@ class Tool:
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
         signature: ``name=digest`` of each declared parameter, joined by commas: of
             type, schema and default, not of descriptions.
-        schema: JSON text of the parameters for a person, with the function's description
-            and the defaults.
+        schema: JSON text of the parameters for a person, with the function's
+            description and the defaults.
         offer: JSON text of the function in a request to OpenAI; both are "" if that is
             not JSON.
         blocks: Whether it is synchronous.

@@ -74,8 +74,8 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     exclude it.
 
     Attributes:
-        maximum_use_attempts: The bound, 1 or more; None is unlimited, and must be given
-            as such.
+        maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is
+            unlimited, and must be given as such.
         pre_invoke_callback: Called before each call, see ``PreInvokeCallback``; sync or
             async. False refuses the call, True leaves it to the other controls.
             Semantic Kernel's own loop ignores it.
@@ -121,9 +121,9 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: Whether a loop runs the functions; giving attempts implies it.
-            maximum_use_attempts: The default is ``maximum_auto_invoke_attempts`` if
-                given, otherwise 5, as for Semantic Kernel's ``Auto()``. None is
-                unlimited.
+            maximum_use_attempts: Tool rounds; the default is
+                ``maximum_auto_invoke_attempts`` if given, otherwise 5, as for Semantic
+                Kernel's ``Auto()``. None is unlimited.
             pre_invoke_callback: Called before each call, by our loop only.
             filters: The functions to offer, as in Semantic Kernel; None offers all.
             **kwargs: Other fields of the behaviour.
@@ -155,7 +155,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
         Args:
             auto_invoke: As of `Auto`.
-            maximum_use_attempts: Each of them forced; the default is 1.
+            maximum_use_attempts: Tool rounds, each of them forced; the default is 1.
             pre_invoke_callback: As of `Auto`.
             filters: As of `Auto`.
             **kwargs: As of `Auto`.

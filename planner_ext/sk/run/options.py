@@ -252,8 +252,9 @@ class RunOptions(TypedDict, total=False):
         approver: Asks a person at once about a deferred call: a function, async or not,
             of the `ToolCall` with the question as its ``prompt``. After the question's
             ``expires_in``, and if it raises, the call is denied; with `Defer` or None
-            the run pauses. Runs inside functions cannot pause: they use their own, or
-            the nearest one around them, and the person's time counts as the function's.
+            the run pauses. Runs inside functions use their own, or the nearest one
+            around them, and the person's time counts as the function's; they pause the
+            runs around them, see `planner_ext.PlannerPlugin`.
         iteration_completed: Called after the results of a batch are stored and before
             the next request.
         clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which
@@ -274,7 +275,8 @@ class RunOptions(TypedDict, total=False):
         observers: Called with each fact after it is recorded; one with two parameters
             also gets the run's `planner_ext.events.RunInfo`. Exceptions are logged and
             change nothing.
-        clock: ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
+        clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the
+            machine's clock.
         min_iteration_time_ms: Minimum milliseconds between the starts of two round
             trips.
         max_prompt_tokens: Maximum tokens of a request, functions included; counted, or
