@@ -4,11 +4,12 @@ import inspect
 import random
 import re
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar
 
 from planner_ext.approval.decisions import Authorize, check_authorize, is_duration
 from planner_ext.approval.waiting import InDoubt
+from planner_ext.core.causes import causes_of, status_of
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.core.values import frozen
@@ -34,23 +35,15 @@ def is_final(error: BaseException) -> bool:
     journal or a run that cannot be used. Any other fault is retried, also where this
     worker's kernel lacks the service.
     """
-    for cause in _causes(error):
-        status = getattr(cause, "status_code", None) or getattr(
-            getattr(cause, "response", None), "status_code", None
-        )
-        if isinstance(status, int):
-            return 400 <= status < 500 and status not in _PASSING
-        if type(cause).__name__.endswith("AuthenticationError"):
-            return True
+    status = status_of(error)
+    if status is not None:
+        return 400 <= status < 500 and status not in _PASSING
+    if any(
+        type(cause).__name__.endswith("AuthenticationError")
+        for cause in causes_of(error)
+    ):
+        return True
     return isinstance(error, PlannerExtError) and not error.may_pass
-
-
-def _causes(error: BaseException | None) -> Generator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @frozen
@@ -59,7 +52,7 @@ class RetryPolicy:
 
     A fault of an endpoint (408, 429, 5xx, no connection, a broken one) uses up no
     attempt: the run waits for the endpoint, with the same growing delays, which all
-    runs of this worker share, or with those of ``Retry-After``.
+    runs of this worker share, or with those of ``Retry-After``, an hour at most.
 
     Attributes:
         attempts: How often a run is driven without a new reply or result before it is

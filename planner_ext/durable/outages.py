@@ -14,6 +14,10 @@ from planner_ext.core.errors import PlannerExtError, described
 from planner_ext.durable.options import RetryPolicy
 from planner_ext.engine.ports import Clock
 
+_LONGEST_SECONDS = 3600.0
+"""The longest delay that an endpoint's ``Retry-After`` makes: a week of it, or a mistake,
+does not hold back all runs of a worker."""
+
 
 @dataclass(slots=True)
 class _Circuit:
@@ -85,6 +89,7 @@ class Outages:
     ) -> None:
         circuit = self._circuits.setdefault(endpoint, _Circuit())
         circuit.faults += 1
-        delay = max(self._retry.delay(circuit.faults), retry_after)
+        asked = min(retry_after, _LONGEST_SECONDS)
+        delay = max(self._retry.delay(circuit.faults), asked)
         circuit.until = self._clock.monotonic() + delay
         circuit.problem = described(error.__cause__ or error)

@@ -34,6 +34,7 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
     ToolUseSession,
 )
+from planner_ext.durable.options import is_final
 from planner_ext.engine.document import dump_message
 from planner_ext.errors import (
     InvalidReplyError,
@@ -620,6 +621,28 @@ async def test_a_request_without_a_connection_is_not_charged(
     *_, failed = caught.value.checkpoint.facts
     assert isinstance(failed, RequestFailed)
     assert failed.usage.iterations == 0
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_endpoint_is_known_by_its_status(
+    connect: Callable[..., World], streamed: bool, status: int
+) -> None:
+    """Each SDK has a place of its own for the status and for ``Retry-After``; a kept run waits for the endpoint."""
+    world = connect(TEXT, status=status)
+    with pytest.raises(ServiceCallError) as caught:
+        await ask(world, asked(), streamed=streamed)
+    assert caught.value.outage is not None
+    assert caught.value.outage[1] == 7.0
+    assert not is_final(caught.value)
+
+
+async def test_a_refused_key_is_final(connect: Callable[..., World]) -> None:
+    """No retry cures it, whatever SDK says so."""
+    world = connect(TEXT, status=401)
+    with pytest.raises(ServiceCallError) as caught:
+        await ask(world, asked(), streamed=False)
+    assert caught.value.outage is None
+    assert is_final(caught.value)
 
 
 async def test_a_reply_that_was_cut_is_incomplete(

@@ -187,16 +187,17 @@ async def test_a_policy_that_never_retries_waits_for_no_endpoint(
     [
         ({"retry-after": "120"}, 120.0),
         ({"retry-after-ms": "90000"}, 90.0),
-        ({"retry-after": "Fri, 01 Jan 2100 00:00:00 GMT"}, 10_000.0),
+        ({"retry-after": "Fri, 01 Jan 2100 00:00:00 GMT"}, 3600.0),
         ({"retry-after": "soon"}, 1.0),
+        ({"retry-after": "inf"}, 1.0),
     ],
 )
 async def test_retry_after_is_honoured(
     headers: dict[str, str], least: float, tmp_path: Path
 ) -> None:
-    """In seconds, milliseconds or as a date; within how long the run waits at all."""
+    """In seconds, milliseconds or as a date; an endpoint that asks for more than an hour is tried each hour."""
     clock = Clock()
-    path = tmp_path / f"{least}.db"
+    path = tmp_path / f"{headers}.db"
     retry = RetryPolicy(outage_seconds=10_000.0)
     with ScriptedOpenAIServer([ScriptedFault(status=429, headers=headers)]) as server:
         async with (
@@ -247,6 +248,25 @@ async def test_one_request_at_a_time_tries_an_endpoint_that_is_out() -> None:
     assert not refused(outages)
     failed()
     outages.forget()
+    assert not refused(outages)
+
+
+class WeekError(ServiceCallError):
+    """An endpoint asks not to be asked for a week."""
+
+    outage = ("a", 7 * 86_400.0)
+
+
+def test_a_week_of_retry_after_does_not_hold_back_a_worker() -> None:
+    """A mistaken header, or a quota that somebody raises meanwhile, is found out within the hour."""
+    clock = Clock()
+    outages = Outages(clock, RetryPolicy())
+    with pytest.raises(WeekError), outages.request("a"):
+        raise WeekError("429")
+    assert 3600.0 <= outages.delay("a", 0.0) <= 3601.0
+    clock.seconds += 3599.0
+    assert refused(outages)
+    clock.seconds += 1.0
     assert not refused(outages)
 
 

@@ -36,11 +36,13 @@ class Api(ABC):
 
     Attributes:
         bodies: Of all requests, in order.
+        status: Other than 200: that of all responses, which ask to wait for 7 seconds.
         refused: Why a request was refused, as the provider would.
     """
 
     turns: Sequence[Turn] = ()
     reports: bool = True
+    status: int = 200
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     refused: list[str] = field(default_factory=list[str])
 
@@ -55,6 +57,13 @@ class Api(ABC):
     def _respond(self, request: HttpRequest) -> HttpResponse:
         body = json.loads(request.body)
         self.bodies.append(body)
+        if self.status != 200:
+            return HttpResponse(
+                status=self.status,
+                content_type="application/json",
+                parts=(b'{"message": "busy", "error": {"message": "busy"}}',),
+                headers={"retry-after": "7"},
+            )
         if problem := self.problem(body):
             self.refused.append(problem)
             error = json.dumps(

@@ -10,17 +10,17 @@ After 408, 429, 5xx, no connection and a broken one a kept run waits for the end
 Connectors have clients of their own, so their errors are known by name and by status.
 """
 
+import math
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
+from planner_ext.core.causes import causes_of, headers_of, status_of
 from planner_ext.core.errors import described
 from planner_ext.core.facts import Failure
 from planner_ext.sk.chat.transport import address_of, endpoint_of
@@ -106,42 +106,40 @@ def failure_of(error: BaseException) -> Failure:
     """Return how far a request came that ended in an error."""
     if _is_any(error, _NOT_CONNECTED):
         return "unsent"
-    if any(isinstance(each, _NOT_SENT) for each in _causes(error)):
+    if any(isinstance(each, _NOT_SENT) for each in causes_of(error)):
         return "unsent"
-    return "processed" if (_status(error) or 0) < 400 else "refused"
+    return "processed" if (status_of(error) or 0) < 400 else "refused"
 
 
 def _is_out(error: BaseException) -> bool:
-    status = _status(error) or 0
+    status = status_of(error) or 0
     if status >= 400:
         return status in (408, 429) or status >= 500
     return _is_any(error, _NOT_CONNECTED | _BROKEN) and not _is_of_another_loop(error)
 
 
-def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of the response to a request."""
-    for each in _causes(error):
-        for holder in (each, getattr(each, "response", None)):
-            status = getattr(holder, "status_code", None)
-            if isinstance(status, int):
-                return status
-    return None
-
-
 def _retry_after(error: BaseException) -> float:
     """Return the seconds of ``Retry-After``, or of OpenAI's ``retry-after-ms``; 0.0 without."""
-    for each in _causes(error):
-        headers: Any = getattr(getattr(each, "response", None), "headers", None)
-        if headers is None:
-            continue
-        with suppress(TypeError, ValueError, AttributeError):
-            return max(0.0, float(headers.get("retry-after-ms")) / 1000)
+    for headers in headers_of(error):
+        in_milliseconds = _number(headers.get("retry-after-ms"))
+        if in_milliseconds is not None:
+            return in_milliseconds / 1000
         given = headers.get("retry-after")
-        with suppress(TypeError, ValueError):
-            return max(0.0, float(given))
-        with suppress(TypeError, ValueError):
-            return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+        seconds = _number(given)
+        if seconds is not None:
+            return seconds
+        with suppress(ValueError):
+            date = parsedate_to_datetime(str(given))
+            return max(0.0, date.timestamp() - time.time())
     return 0.0
+
+
+def _number(given: object) -> float | None:
+    """Read a number of at least 0 from the text of a header; None if it has none."""
+    with suppress(ValueError):
+        number = float(str(given))
+        return max(0.0, number) if math.isfinite(number) else None
+    return None
 
 
 def _without_key(text: str, service: ChatCompletionClientBase) -> str:
@@ -159,8 +157,8 @@ _CHECKS = {
 
 def _check(cause: BaseException) -> str:
     """Say which settings to check after an endpoint's error; "" if none cause it."""
-    status = getattr(cause, "status_code", None)
-    if isinstance(status, int):
+    status = status_of(cause)
+    if status is not None:
         return _CHECKS.get(status, "")
     if _is_of_another_loop(cause):
         return (
@@ -175,20 +173,14 @@ def _check(cause: BaseException) -> str:
 def _is_of_another_loop(error: BaseException) -> bool:
     return any(
         isinstance(each, RuntimeError) and "event loop" in str(each).lower()
-        for each in _causes(error)
+        for each in causes_of(error)
     )
 
 
 def _is_any(error: BaseException, names: frozenset[str]) -> bool:
     """Return whether an error, or one of its causes, is of a class of these names."""
     return any(
-        kind.__name__ in names for each in _causes(error) for kind in type(each).__mro__
+        kind.__name__ in names
+        for each in causes_of(error)
+        for kind in type(each).__mro__
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        # Raised "from None", as Ollama does.
-        hidden = error.__context__ if error.__suppress_context__ else None
-        error = error.__cause__ or hidden
