@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Literal
 
 from planner_ext.budgets.store import BudgetStore, BudgetUsage
@@ -132,6 +132,23 @@ class SharedBudget:
     def period(self, at: float) -> str:
         """@private Name the period of a moment, in seconds since the epoch."""
         return datetime.fromtimestamp(at, self.time_zone).strftime(_PERIODS[self.per])
+
+    def period_end(self, at: float) -> float | None:
+        """@private Return when the period of a moment ends, in seconds since the epoch; None without ``per``."""
+        hour = datetime.fromtimestamp(at, self.time_zone).replace(
+            minute=0, second=0, microsecond=0
+        )
+        day = hour.replace(hour=0, fold=0)
+        match self.per:
+            case None:
+                return None
+            case "hour":
+                return hour.timestamp() + 3600
+            case "day":
+                end = day + timedelta(days=1)
+            case "month":
+                end = (day.replace(day=28) + timedelta(days=4)).replace(day=1)
+        return end.timestamp()
 
     def key_of(self, arguments: Mapping[str, Any]) -> str:
         """@private Return the key of a run.

@@ -50,7 +50,8 @@ _SELECT_RUN = f"""
     SELECT activation, period, kept, iterations, tool_calls, tokens, cost FROM planner_budget_runs {_OF_RUN}
 """
 _ADD_ACCOUNT = """
-    INSERT INTO planner_budgets (budget, key, period, limits, updated_at) VALUES (:budget, :key, :period, :limits, :at)
+    INSERT INTO planner_budgets (budget, key, period, until, limits, updated_at)
+    VALUES (:budget, :key, :period, :until, :limits, :at)
     ON CONFLICT (budget, key, period) DO UPDATE SET limits = excluded.limits
 """
 _ADD_RUN = """
@@ -133,6 +134,16 @@ class _Line:
     @property
     def values(self) -> dict[str, Value]:
         return {"budget": self.budget.name, "key": self.key}
+
+    def account(self, at: float) -> Step:
+        """Return the step that adds the row of a moment's period, unless it is there."""
+        values: dict[str, Value] = {
+            "period": self.budget.period(at),
+            "until": self.budget.period_end(at),
+            "limits": json.dumps(self.budget.given_limits()),
+            "at": at,
+        }
+        return _ADD_ACCOUNT, {**self.values, **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,15 +392,7 @@ class _Charges:
             period = line.budget.period(at)
             limits = line.budget.given_limits()
             values = {**self._values(line), "at": at, "stamp": uuid4().hex}
-            account = (
-                _ADD_ACCOUNT,
-                {
-                    **line.values,
-                    "period": period,
-                    "at": at,
-                    "limits": json.dumps(limits),
-                },
-            )
+            account = line.account(at)
             if line.period is None:
                 steps += [
                     account,
@@ -461,10 +464,8 @@ class _Charges:
     async def _reached(
         self, line: _Line, limit: str, period: str, at: float
     ) -> BudgetUsage | None:
-        limits = json.dumps(line.budget.given_limits())
-        account = {**line.values, "period": period, "at": at, "limits": limits}
         _, rows = await self._store.transact(
-            (_ADD_ACCOUNT, account),
+            line.account(at),
             (_REACHED, {**line.values, "period": period, "limit": limit}),
         )
         return read_usage(rows[0]) if rows else None

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -31,9 +31,7 @@ _RESET = """
     WHERE budget = :budget AND key = :key AND period = {period} RETURNING period
 """
 _DELETE_OLD = """
-    DELETE FROM planner_budgets
-    WHERE period <> 'all' AND updated_at < :before
-          AND SUBSTR(period, 1, LENGTH(:hour)) < SUBSTR(:hour, 1, LENGTH(period)) RETURNING period
+    DELETE FROM planner_budgets WHERE until < :before AND updated_at < :before RETURNING period
 """
 _DELETE_ORPHANS = """
     DELETE FROM planner_budget_runs WHERE NOT EXISTS (
@@ -218,10 +216,9 @@ class BudgetStore:
         return bool((await self.perform(self.transact((statement, values))))[0])
 
     async def prune(self, *, before: datetime) -> int:
-        """Delete periods last used before a moment, and what unfinished runs took of them.
+        """Delete periods that ended and were last used before a moment, and what unfinished runs took of them.
 
-        Periods that had not ended a day before that moment are kept, and budgets
-        without ``per``.
+        Budgets without ``per`` have no end, and are kept.
 
         Returns:
             How many rows of usage were deleted.
@@ -229,9 +226,7 @@ class BudgetStore:
         Raises:
             StoreError: If the store cannot be used.
         """
-        # Earlier than in any time zone.
-        hour = (before.astimezone(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H")
-        deletion: Step = (_DELETE_OLD, {"before": before.timestamp(), "hour": hour})
+        deletion: Step = (_DELETE_OLD, {"before": before.timestamp()})
         return len(
             (await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0]
         )

@@ -88,6 +88,7 @@ BUDGET_TABLES = (
         budget TEXT NOT NULL,
         key TEXT NOT NULL,
         period TEXT NOT NULL,
+        until DOUBLE PRECISION,
         limits TEXT NOT NULL,
         iterations BIGINT NOT NULL DEFAULT 0,
         tool_calls BIGINT NOT NULL DEFAULT 0,
@@ -286,7 +287,7 @@ then. ``planner_grants.question``: digest of the question that ``decision`` answ
 ``used`` times so far, the last time for the approval ``used_for``.
 ``planner_deleted``: the `deleted_digest` of each deleted run's name, and its last
 status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
-no run is driven. Times are seconds since the epoch.
+no run is driven, and ``retried``, when a failed run was last revived. Times are seconds since the epoch.
 """
 
 

@@ -48,11 +48,12 @@ _STATEMENTS = (
     WHERE run_id IN (SELECT run_id FROM ({DUE.format(which="owner IS NULL")}) AS due)
     """,
     "SELECT status, COUNT(*) FROM planner_runs GROUP BY status",
-    "SELECT COUNT(*) FROM planner_runs WHERE status = 'running' AND wake_at IS NOT NULL",
+    "SELECT COUNT(wake_at), COUNT(outage_at), MIN(outage_at) FROM planner_runs WHERE status = 'running'",
     "SELECT COUNT(*), COUNT(next_at) FROM planner_notices WHERE delivered_at IS NULL",
     "SELECT COUNT(*) FROM planner_settings WHERE name = 'hold'",
     """
-    SELECT budget, limits, MAX(iterations), MAX(tool_calls), MAX(tokens), MAX(cost) FROM planner_budgets AS used
+    SELECT budget, limits, MAX(until), MAX(iterations), MAX(tool_calls), MAX(tokens), MAX(cost)
+    FROM planner_budgets AS used
     WHERE period = (SELECT MAX(period) FROM planner_budgets WHERE budget = used.budget) GROUP BY budget, limits
     ORDER BY MAX(updated_at)
     """,
@@ -70,6 +71,11 @@ _GAUGES: Mapping[str, tuple[str, str]] = {
     "planner_ext.queue.age": ("s", "How long the oldest of these has been due."),
     "planner_ext.runs": ("{run}", "Runs in a store, by status."),
     "planner_ext.runs.retrying": ("{run}", "Runs that wait for their next try."),
+    "planner_ext.outage.runs": (
+        "{run}",
+        "Runs that wait for the endpoint of their model.",
+    ),
+    "planner_ext.outage.age": ("s", "How long the first of these has waited."),
     "planner_ext.runs.held": (
         "{store}",
         "1 while all runs of a store are paused, else 0.",
@@ -80,7 +86,7 @@ _GAUGES: Mapping[str, tuple[str, str]] = {
     ),
     "planner_ext.budgets.used": (
         "{part}",  # exporters do not agree on the suffix of "1"
-        "The used part of a shared budget's limit in its newest period, of the key that used most of it.",
+        "The used part of a shared budget's limit in this period, of the key that used most of it.",
     ),
 }
 
@@ -114,10 +120,11 @@ class _Store:
         now = self._now()
         steps: list[Step] = [(one, {"now": now}) for one in _STATEMENTS]
         with self._database.connection(timeout=_READ_SECONDS) as execute:
-            waiting, due, runs, retrying, notices, held, budgets = (
+            waiting, due, runs, trying, notices, held, budgets = (
                 [tuple[Any, ...](row) for row in execute(*step)] for step in steps
             )
         by_status = {str(status): number for status, number in runs}
+        retrying, out, out_since = trying[0]
         unsent, tried = notices[0]
         return [
             ("planner_ext.approvals.waiting", waiting[0][0], {}),
@@ -132,11 +139,13 @@ class _Store:
                 )
                 for status in STATUSES
             ),
-            ("planner_ext.runs.retrying", retrying[0][0], {}),
+            ("planner_ext.runs.retrying", retrying, {}),
+            ("planner_ext.outage.runs", out, {}),
+            ("planner_ext.outage.age", _age(out_since, now), {}),
             ("planner_ext.runs.held", held[0][0], {}),
             _notices("pending", tried),
             _notices("given_up", unsent - tried),
-            *(one for row in budgets for one in _used(row)),
+            *(one for row in budgets for one in _used(row, now)),
         ]
 
 
@@ -148,13 +157,14 @@ def _notices(state: str, number: int) -> tuple[str, float, Mapping[str, str]]:
     return "planner_ext.notices.undelivered", number, {"planner_ext.state": state}
 
 
-def _used(row: Row) -> _Readings:
-    budget, limits, *used = row
+def _used(row: Row, now: float) -> _Readings:
+    budget, limits, until, *used = row
+    is_over = until is not None and float(until) <= now
     given: Mapping[str, float | None] = json.loads(str(limits))
     return [
         (
             "planner_ext.budgets.used",
-            float(amount or 0) / limit,
+            0.0 if is_over else float(amount or 0) / limit,
             {"planner_ext.budget": str(budget), "planner_ext.limit": name},
         )
         for name, amount in zip(_LIMITS, used, strict=True)

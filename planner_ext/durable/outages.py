@@ -25,12 +25,14 @@ class _Circuit:
 
     Attributes:
         faults: The tries that failed.
+        failed_at: When the last one failed, in seconds since the epoch.
         until: When the next try may begin, by the monotonic clock.
         problem: The last fault.
         is_tried: Whether a request tries it now.
     """
 
     faults: int = 0
+    failed_at: float = 0.0
     until: float = 0.0
     problem: str = ""
     is_tried: bool = False
@@ -68,9 +70,11 @@ class Outages:
             if circuit is not None:
                 circuit.is_tried = False
 
-    def forget(self) -> None:
-        """Let the next requests be sent: a person says that it is time."""
-        self._circuits.clear()
+    def forget(self, before: float) -> None:
+        """Let the next requests be sent to endpoints that last failed before a person said that it is time."""
+        for endpoint, circuit in tuple(self._circuits.items()):
+            if circuit.failed_at <= before:
+                del self._circuits[endpoint]
 
     def delay(self, endpoint: str, waited: float) -> float:
         """Return the seconds until a run tries its endpoint again.
@@ -89,6 +93,7 @@ class Outages:
     ) -> None:
         circuit = self._circuits.setdefault(endpoint, _Circuit())
         circuit.faults += 1
+        circuit.failed_at = self._clock.now()
         asked = min(retry_after, _LONGEST_SECONDS)
         delay = max(self._retry.delay(circuit.faults), asked)
         circuit.until = self._clock.monotonic() + delay

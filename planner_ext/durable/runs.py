@@ -246,6 +246,8 @@ class RunsClient:
     async def retry(self, run_id: str, *, by: str = "") -> bool:
         """Let a worker continue a run that failed or is in quarantine; False if it is neither.
 
+        Its first request is sent even if the worker waits for the endpoint.
+
         Raises:
             UnknownRunError: If the store has no such run.
             NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
@@ -941,7 +943,7 @@ class Runs(RunsClient):
         if record.status in PARKED:
             await asking.retry(record.run_id, by=by)
         # Whoever starts a run again has it try an endpoint that was out.
-        self._pool.claims.outages.forget()
+        self._pool.claims.outages.forget(self._clock.now())
 
     async def recover(
         self,

@@ -695,14 +695,28 @@ class JournalStore:
         return bool(rows[0])
 
     async def revive(self, run_id: str, *, at: float) -> bool:
-        """Set a failed or quarantined run to running; False if it is neither."""
-        statement = """
+        """Set a failed or quarantined run to running, and note when; False if it is neither."""
+        chosen = "WHERE run_id = :run_id AND status IN ('failed', 'quarantined')"
+        note = f"""
+            INSERT INTO planner_settings (name, value) SELECT 'retried', :value FROM planner_runs {chosen}
+            ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value
+        """
+        revive = f"""
             UPDATE planner_runs
             SET status = 'running', wake_at = NULL, outage_at = NULL, problem = NULL, retries = 0, deaths = 0,
                 updated_at = :at
-            WHERE run_id = :run_id AND status IN ('failed', 'quarantined') RETURNING run_id
+            {chosen} RETURNING run_id
         """
-        return bool(await self._rows(statement, run_id=run_id, at=at))
+        values: dict[str, Value] = {"run_id": run_id, "at": at, "value": json.dumps(at)}
+        _, rows = await self.database.transact((note, values), (revive, values))
+        return bool(rows)
+
+    async def retried_at(self) -> float:
+        """Read when a failed run was last revived; 0.0 if none was."""
+        rows = await self._rows(
+            "SELECT value FROM planner_settings WHERE name = 'retried'"
+        )
+        return float(json.loads(str(rows[0][0]))) if rows else 0.0
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
         """Return the seconds since a worker's heartbeat, and its lease; None without a row."""

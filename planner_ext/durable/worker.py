@@ -574,6 +574,7 @@ class Claims:
             left = since + self.retry.outage_seconds - now
             failed = left <= 0
             endpoint, _ = outage
+            self.outages.forget(await self.store.retried_at())
             delay = min(left, self.outages.delay(endpoint, now - since))
             next_try = f"waits for {one_line(endpoint)}, next try"
         parked = await self._park(
@@ -587,7 +588,8 @@ class Claims:
         if parked and failed:
             log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
         elif parked:
-            RETRIES.add(1)
+            if outage is None:
+                RETRIES.add(1)
             log_run(logging.WARNING, run_id, f"{next_try} in {delay:.1f} s")
 
     def _outage_of(self, error: Exception) -> tuple[str, float] | None:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from semantic_kernel import Kernel
@@ -46,6 +47,7 @@ from support.planner import (
     scripted,
 )
 from support.stock import add_filter
+from support.values import each_of
 
 
 @both_ways
@@ -190,6 +192,25 @@ async def test_of_several_budgets_all_are_charged_or_none(memory: BudgetStore) -
         "alice": 2,
         "bob": 2,
     }
+
+
+@each_of("per", ["hour", "day", "month"])
+def test_a_period_ends_where_the_next_one_begins(per: Any) -> None:
+    """In the budget's time zone, also in the weeks in which its clocks change."""
+    budget = shared(
+        BudgetStore.memory(),
+        per=per,
+        max_iterations=1,
+        time_zone=ZoneInfo("Europe/Berlin"),
+    )
+    first = datetime(2026, 1, 31, 12, 30, tzinfo=UTC).timestamp()
+    for hours in range(0, 366 * 24, 7):
+        at = first + 3600.0 * hours
+        end = budget.period_end(at)
+        assert end is not None
+        assert end > at
+        assert budget.period(end - 1.0) == budget.period(at)
+        assert budget.period(end) != budget.period(at)
 
 
 async def test_a_new_period_is_another_budget(store: BudgetStore) -> None:

@@ -1,6 +1,7 @@
 """The metrics of a store: read from the store, from any thread, as long as a worker has it open."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,15 @@ async def test_the_numbers_of_a_store_are_reported(store: str, tmp_path: Path) -
         made = world(tmp_path / "effects", [PAY])
         await (await runs.start(*made, GOAL, run_id="waits")).result()
         await runs.submit(GOAL, run_id="queued")
+        await runs.submit(GOAL, run_id="out")
         limits = json.dumps({"max_iterations": 20, "max_cost": None})
         await runs._store.database.transact(
             ("UPDATE planner_runs SET updated_at = updated_at - 900", {}),
+            (
+                "UPDATE planner_runs SET status = 'running', outage_at = updated_at, wake_at = :at "
+                "WHERE run_id = 'out'",
+                {"at": time.time() + 1000},
+            ),
             ("UPDATE planner_approvals SET asked_at = asked_at - 60", {}),
             (
                 "INSERT INTO planner_notices (id, run_id, event, body, created_at) "
@@ -64,14 +71,22 @@ async def test_the_numbers_of_a_store_are_reported(store: str, tmp_path: Path) -
             ),
             *(
                 (
-                    "INSERT INTO planner_budgets (budget, key, period, limits, iterations, updated_at) "
-                    "VALUES ('user', :key, :period, :limits, :used, 0)",
-                    {"key": key, "period": period, "limits": limits, "used": used},
+                    "INSERT INTO planner_budgets (budget, key, period, until, limits, iterations, updated_at) "
+                    "VALUES (:budget, :key, :period, :until, :limits, :used, 0)",
+                    {
+                        "budget": budget,
+                        "key": key,
+                        "period": f"2026-11-{day}",
+                        "until": time.time() + hours * 3600,
+                        "limits": limits,
+                        "used": used,
+                    },
                 )
-                for key, period, used in (
-                    ("ann", "2026-11-01", 20),
-                    ("ann", "2026-11-02", 5),
-                    ("bo", "2026-11-02", 10),
+                for budget, key, day, hours, used in (
+                    ("user", "ann", "01", -12, 20),
+                    ("user", "ann", "02", 12, 5),
+                    ("user", "bo", "02", 12, 10),
+                    ("left alone", "", "01", -12, 20),
                 )
             ),
         )
@@ -81,11 +96,16 @@ async def test_the_numbers_of_a_store_are_reported(store: str, tmp_path: Path) -
         assert read("queue.depth") == {(): 1}
         assert 900 <= read("queue.age")[()] < 1500
         by_status = {key: value for key, value in read("runs").items() if value}
-        assert by_status == {("queued",): 1, ("paused",): 1}
-        assert read("runs.retrying") == {(): 0}
+        assert by_status == {("queued",): 1, ("running",): 1, ("paused",): 1}
+        assert read("runs.retrying") == {(): 1}
+        assert read("outage.runs") == {(): 1}
+        assert 900 <= read("outage.age")[()] < 1500
         assert read("runs.held") == {(): 1}
         assert read("notices.undelivered") == {("pending",): 0, ("given_up",): 1}
-        assert read("budgets.used") == {("user", "max_iterations"): 0.5}
+        assert read("budgets.used") == {
+            ("user", "max_iterations"): 0.5,
+            ("left alone", "max_iterations"): 0.0,
+        }
 
         await decide_all(store)
         assert read("queue.depth") == {(): 2}
@@ -101,7 +121,7 @@ async def test_a_store_that_fails_reports_nothing(
         await runs._store.database.transact(
             ("ALTER TABLE planner_settings RENAME TO planner_elsewhere", {})
         )
-        assert [gauge.observed(name) for name in gauge._GAUGES] == [[]] * 9
+        assert [gauge.observed(name) for name in gauge._GAUGES] == [[]] * 11
         await runs._store.database.transact(
             ("ALTER TABLE planner_elsewhere RENAME TO planner_settings", {})
         )

@@ -12,7 +12,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
 from planner_ext.core.facts import ModelReplied, RequestFailed
-from planner_ext.durable import RetryPolicy, RunRecord, Runs
+from planner_ext.durable import RetryPolicy, RunRecord, Runs, RunsClient
 from planner_ext.durable.options import is_final
 from planner_ext.durable.outages import Outages
 from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallError
@@ -165,6 +165,28 @@ async def test_a_run_waits_for_hours_and_then_fails(tmp_path: Path) -> None:
             assert (record.status, record.outage_at) == ("running", clock.now())
 
 
+async def test_a_retry_by_another_process_is_tried_at_once(
+    store: str, tmp_path: Path
+) -> None:
+    """A person says that the endpoint is back, to whichever process: the worker does not wait for its own next try."""
+    hours = RetryPolicy(first_delay=3600.0, max_delay=3600.0, outage_seconds=0.1)
+    with ScriptedOpenAIServer([BUSY, say("Done.")]) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            open_runs(store, poll_seconds=0.01, retry=hours) as runs,
+            RunsClient.connect(store, poll_seconds=0.01) as elsewhere,
+            asyncio.timeout(LIMIT_SECONDS),
+        ):
+            submitted = await runs.submit(GOAL, run_id="r")
+            work = asyncio.create_task(runs.work(planner_of(), kernel))
+            assert (await submitted.result()).status == "failed"
+            assert len(server.requests) == 1
+            assert await elsewhere.retry("r")
+            assert (await submitted.result()).status == "answered"
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
 async def test_a_policy_that_never_retries_waits_for_no_endpoint(
     tmp_path: Path,
 ) -> None:
@@ -247,7 +269,9 @@ async def test_one_request_at_a_time_tries_an_endpoint_that_is_out() -> None:
         assert not problem
     assert not refused(outages)
     failed()
-    outages.forget()
+    outages.forget(clock.now() - 1.0)
+    assert refused(outages)
+    outages.forget(clock.now())
     assert not refused(outages)
 
 
