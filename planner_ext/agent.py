@@ -53,7 +53,8 @@ from planner_ext.core.limits import Budget
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.chat.history import ResumedHistory, render, resumed_history
+from planner_ext.sk.chat.history import render
+from planner_ext.sk.chat.resumed import ResumedHistory, resumed_history
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import (
@@ -61,13 +62,9 @@ from planner_ext.sk.errors import (
     InvalidCheckpointError,
     InvalidOptionError,
 )
-from planner_ext.sk.run.outcome import (
-    chat_history,
-    final_message,
-    returned_message,
-    waits,
-)
+from planner_ext.sk.run.outcome import chat_history
 from planner_ext.sk.run.resume import Late, cancelling_facts, end_cancelled
+from planner_ext.sk.run.returned import final_message, returned_message, waits
 from planner_ext.sk.run.service import ServiceRequest, ServiceRun
 
 __all__ = ["cancel_agent", "resume_agent", "resume_agent_stream"]

@@ -66,7 +66,7 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     WorkerInUseError,
 )
-from planner_ext.engine.journal import InvalidForkError
+from planner_ext.engine.fork import InvalidForkError
 from planner_ext.sk.errors import (
     AnswerCheckError,
     DecisionRefusedError,

@@ -41,8 +41,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.limits import Budget as Limits
-from planner_ext.core.results import Cut
-from planner_ext.core.values import RequestedCall, Status
+from planner_ext.core.values import Cut, RequestedCall, Status
 from planner_ext.engine.ports import Observer, ResultReady, RunInfo, TextDelta
 from planner_ext.planner.run import PlannerEvent
 

@@ -17,7 +17,7 @@ from planner_ext.approval.decisions import (
 from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clarification
-from planner_ext.sk.chat.round_trip import ModelClarifier
+from planner_ext.sk.chat.clarifier import ModelClarifier
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.functions.questions import Clarifier, Question

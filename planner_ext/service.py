@@ -49,8 +49,8 @@ from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
 from planner_ext.sk.run.inside import resumed
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
-from planner_ext.sk.run.outcome import refuse_waiting
 from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
+from planner_ext.sk.run.returned import refuse_waiting
 from planner_ext.sk.run.service import (
     ServiceRequest,
     ServiceRun,

@@ -22,7 +22,7 @@ from planner_ext.cli.kernels import kernel_of, start_factory
 from planner_ext.cli.options import ReplayArgs, RunOptions
 from planner_ext.cli.run import CliRun, Result, document, print_result
 from planner_ext.core.facts import CallDecided, CallFinished, Clarified, RunStarted
-from planner_ext.core.results import READ_RESULT
+from planner_ext.core.state import READ_RESULT
 from planner_ext.core.text import printable
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Decision, Defer, Supply, ToolCall

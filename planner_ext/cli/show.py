@@ -21,8 +21,7 @@ from planner_ext.cli.text import (
 from planner_ext.core import facts
 from planner_ext.core.errors import counted, seconds
 from planner_ext.core.limits import Left
-from planner_ext.core.results import READ_RESULT
-from planner_ext.core.state import ASK_USER
+from planner_ext.core.state import ASK_USER, READ_RESULT
 from planner_ext.core.text import one_line, printable
 from planner_ext.engine.timeline import TimelineCall, TimelineReader
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta

@@ -16,10 +16,10 @@ from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
 from planner_ext.core.limits import Budget
-from planner_ext.core.results import Cut
 from planner_ext.core.values import (
     NOTHING,
     CallKind,
+    Cut,
     Message,
     RequestedCall,
     Status,

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.results import Cut, cut_text, name_of_result
 from planner_ext.core.state import (
     TRANSITIONS,
     Batch,
@@ -22,6 +21,7 @@ from planner_ext.core.state import (
 from planner_ext.core.values import (
     NOTHING,
     CallResult,
+    Cut,
     EditedReply,
     TextMessage,
     TranscriptItem,
@@ -390,6 +390,8 @@ def _happened_inside(state: State, fact: facts.HappenedInside) -> _Changes:
 def _cut(
     state: State, iteration: int, index: int, result: str, cut: Cut
 ) -> tuple[str, Mapping[str, str]]:
+    from planner_ext.core.results import cut_text, name_of_result  # noqa: PLC0415  (only where a result was cut)
+
     kept = {**state.cut, name_of_result(result, iteration, index): result}
     return cut_text(result, cut, iteration, index), kept
 

@@ -11,10 +11,8 @@ from hashlib import sha256
 from typing import Any, Final
 
 from planner_ext.core.limits import is_count
-from planner_ext.core.values import frozen
-
-READ_RESULT: Final = "Results-read"
-"""The function with which the model reads on."""
+from planner_ext.core.state import READ_RESULT
+from planner_ext.core.values import Cut
 
 MOST_READS: Final = 5
 """How often one reply may read on: each piece is counted before anything else goes
@@ -41,19 +39,6 @@ bisected."""
 
 _BESIDE: Final = 32
 """The most characters that belong together."""
-
-
-@frozen
-class Cut:
-    """Where a result was cut.
-
-    Attributes:
-        shown: Characters that the model reads, from the beginning.
-        left_out: Tokens of the rest, counted or estimated.
-    """
-
-    shown: int
-    left_out: int
 
 
 def cut_of(text: str, most: int, count: CountTokens) -> Cut | None:

@@ -10,7 +10,7 @@ cannot be the answer.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from planner_ext.core.facts import (
     AnswerChecked,
@@ -298,6 +298,9 @@ def open_runs(state: State, path: str = "", place: Place = ()) -> Iterator[OpenR
 
 ASK_USER = "UserInteraction-AskUser"
 """The function that asks the user."""
+
+READ_RESULT: Final = "Results-read"
+"""The function with which the model reads on in a result that was cut."""
 
 _MARKS = ("?", "\uff1f", "\u061f")  # also full-width, and Arabic
 _CLOSING = " \t\r\n*_`~\"'\u2019\u201d\u00bb)]"

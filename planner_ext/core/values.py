@@ -389,3 +389,16 @@ class TextMessage:
 
 TranscriptItem: TypeAlias = Message | EditedReply | CallResult | TextMessage
 """One message of a transcript."""
+
+
+@frozen
+class Cut:
+    """Where a result was cut.
+
+    Attributes:
+        shown: Characters that the model reads, from the beginning.
+        left_out: Tokens of the rest, counted or estimated.
+    """
+
+    shown: int
+    left_out: int

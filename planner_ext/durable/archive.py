@@ -34,7 +34,7 @@ from planner_ext.engine.document import (
     load_facts,
     read_document,
 )
-from planner_ext.engine.journal import forked_facts
+from planner_ext.engine.fork import forked_facts
 
 _KEYS = "run_id", "run", "facts", "decisions", "refusals"
 _RUN = (
@@ -186,7 +186,7 @@ async def fork_run(
     now: float,
     instruction: str = "",
 ) -> str:
-    """Add a fork of a run to its store; see `planner_ext.engine.journal.forked_facts`."""
+    """Add a fork of a run to its store; see `planner_ext.engine.fork.forked_facts`."""
     stored = await store.load(run_id)
     facts = forked_facts(
         stored.facts, at=at, run_id=new_run_id, now=now, instruction=instruction

@@ -36,7 +36,6 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
-from planner_ext.core.results import MOST_READS, NOT_READ, piece_of
 from planner_ext.core.state import Batch, Call, path_of
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime, StopHandle
@@ -357,6 +356,8 @@ class Calls:
         self, facts: list[CallDecided], resolved: dict[int, ResolvedCall]
     ) -> list[CallDecided]:
         """Answer the calls that read on in a result, up to `MOST_READS`."""
+        from planner_ext.core.results import MOST_READS, NOT_READ, piece_of  # noqa: PLC0415  (only where a result was cut)
+
         state = self._journal.state
         count = self._ports.count_tokens
         most = None if count is None else state.rules.limits.max_result_tokens

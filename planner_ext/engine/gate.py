@@ -1,12 +1,12 @@
 """The interceptors of a run, asked in order before a call runs; the first decision wins.
 
-An edited call is reviewed like any other, from the first rule on.
+`planner_ext.engine.review` asks the chains of the runs around, and the approvers.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from planner_ext.approval.decisions import (
@@ -29,7 +29,7 @@ from planner_ext.approval.guards import Policy, guard_name
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
-from planner_ext.core.values import frozen, updated
+from planner_ext.core.values import frozen
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import (
     OUT_OF_TIME,
@@ -39,7 +39,6 @@ from planner_ext.engine.concurrency import (
     in_time,
     seconds_from_now,
 )
-from planner_ext.engine.ports import Reviewed
 
 _logger = logging.getLogger(__name__)
 
@@ -64,29 +63,18 @@ _UNMATCHED = {
     "deny": Deny("Nobody approved it.", by="default"),
 }
 
-_APPROVED_EARLIER = Approve(by="approved earlier in this run")
+APPROVED_EARLIER = Approve(by="approved earlier in this run")
 
 
-def _with_approval(state: State, call: ToolCall, reviewed: Reviewed) -> State:
-    """Let later calls of the batch see what is approved for the rest of the run."""
-    decision = reviewed.decision
-    question = reviewed.question
-    if not isinstance(decision, Approve) or decision.always is None or question is None:
-        return state
-    if reviewed.arguments is not None:
-        call = replace(call, arguments=reviewed.arguments)
-    return updated(
-        state, sticky=state.sticky | {_keys_of(call, question)[decision.always]}
-    )
-
-
-def _is_approved(call: ToolCall, question: Defer, state: State) -> bool:
+def is_approved(call: ToolCall, question: Defer, state: State) -> bool:
+    """Return whether this question about a call was answered for the rest of the run."""
     return bool(state.sticky) and not state.sticky.isdisjoint(
-        _keys_of(call, question).values()
+        keys_of(call, question).values()
     )
 
 
-def _keys_of(call: ToolCall, question: Defer) -> dict[str, str]:
+def keys_of(call: ToolCall, question: Defer) -> dict[str, str]:
+    """List what an approval of this question may be for, as `State.sticky` has it."""
     name = call.fully_qualified_name
     digest = digest_of(name, call.arguments)
     return sticky_keys(
@@ -148,7 +136,7 @@ class InterceptorChain:
             roles=decision.roles or (mark.roles if mark is not None else ()),
             summary=_summary(decision.summary or (mark and mark.summary), call),
         )
-        return _APPROVED_EARLIER if _is_approved(call, question, state) else question
+        return APPROVED_EARLIER if is_approved(call, question, state) else question
 
     async def asked(self, call: ToolCall, question: Defer, run_id: str) -> Decision:
         """Ask the approver about a deferred call; returns the question if it stays open.
@@ -304,277 +292,6 @@ def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Dec
         source=source_of("interceptor", name, number, decision.prompt, decision.source),
         asked_by=_name(interceptor),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ruled:
-    """What the rules say about a call, edited by an interceptor or not.
-
-    Each question has the chain whose approver answers it.
-    """
-
-    call: ToolCall
-    decision: Decision | None = None
-    questions: Sequence[tuple[Defer, InterceptorChain | None]] = ()
-    editor: str | None = None
-
-
-@frozen
-class Review:
-    """Reviews calls by the rules of several chains, and by those who answer their questions.
-
-    Attributes:
-        chains: Those of the runs around, the outermost first, and of the run.
-        filters: Asked afterwards; a question that the same persons were asked is not
-            put again.
-        approves: The chain whose approver answers the questions of the chains.
-    """
-
-    chains: Sequence[InterceptorChain]
-    filters: Sequence[InterceptorChain] = ()
-    approves: InterceptorChain | None = None
-    edit: Edit
-
-    async def of(self, calls: Sequence[ToolCall], state: State) -> list[Reviewed]:
-        """Review calls, in order: all by the rules, before anybody is asked about one."""
-        ruled = [await self._by_rules(call, state) for call in calls]
-        reviewed: list[Reviewed] = []
-        for call, one in zip(calls, ruled, strict=True):
-            reviewed.append(await self._answered(call, one, state))
-            if len(reviewed) < len(calls):
-                state = _with_approval(state, call, reviewed[-1])
-        return reviewed
-
-    async def of_edit(
-        self, call: ToolCall, approval: Approve, question: Defer, state: State
-    ) -> Reviewed:
-        """Review a person's edit; no further question is put.
-
-        Returns:
-            The approval, if the rules have no objection and ask nothing else; a `Deny`,
-                if the edit is invalid or a rule denies it; or the open questions, with
-                the edited arguments.
-        """
-        then = await self._by_edit(call, approval, question, state)
-        edited = _edited_arguments(call, then.call)
-        if isinstance(then.decision, Deny):
-            return Reviewed(decision=then.decision)
-        if isinstance(then.decision, Supply):
-            return Reviewed(
-                decision=then.decision, arguments=edited, edited_by=approval.by
-            )
-        if then.questions:
-            asked, *further = (one for one, _ in then.questions)
-            return Reviewed(
-                decision=asked,
-                question=asked,
-                arguments=edited,
-                edited_by=approval.by,
-                further=further,
-            )
-        return Reviewed(
-            decision=replace(approval, arguments=None),
-            question=question,
-            arguments=edited,
-        )
-
-    async def _by_rules(
-        self, call: ToolCall, state: State, *, edited: bool = False
-    ) -> _Ruled:
-        """Ask each chain about a call; an edit is reviewed from the first rule on, a second one denies."""
-        approved: Approve | None = None
-        questions: list[tuple[Defer, InterceptorChain | None]] = []
-        for chain in (*self.chains, *self.filters):
-            decision = (
-                await chain.decide(call, state)
-                if chain.watches(call.fully_qualified_name)
-                else None
-            )
-            match decision:
-                case None:
-                    continue
-                case Defer():
-                    answerer = self._answerer(chain, decision)
-                    if chain.waits or not any(
-                        _is_for(decision, answerer, one) for one in questions
-                    ):
-                        questions.append((decision, answerer))
-                case Approve():
-                    after = self._with_edit(call, decision)
-                    if after is not call:
-                        return await self._after_edit(
-                            call, after, decision, state, edited=edited
-                        )
-                    if chain.waits or approved is None:
-                        approved = _merged(approved, replace(decision, arguments=None))
-                case _:
-                    return _Ruled(call, decision)
-        return _Ruled(call, approved, questions)
-
-    def _answerer(
-        self, chain: InterceptorChain, question: Defer
-    ) -> InterceptorChain | None:
-        """Return whose approver answers a question here; it is one person."""
-        if question.panel.quorum > 1:
-            return None
-        return chain if chain.answers_alone else self.approves
-
-    async def _after_edit(
-        self,
-        call: ToolCall,
-        after: ToolCall | Deny,
-        approval: Approve,
-        state: State,
-        *,
-        edited: bool,
-    ) -> _Ruled:
-        if isinstance(after, Deny):
-            return _Ruled(call, after)
-        if edited:
-            return _Ruled(call, _edited_twice(call, approval))
-        ruled = await self._by_rules(after, state, edited=True)
-        own = replace(approval, arguments=None)
-        decision = ruled.decision
-        if isinstance(decision, Approve | None):
-            decision = own if decision is None else _merged(own, decision)
-        return replace(ruled, decision=decision, editor=approval.by)
-
-    async def _by_edit(
-        self, call: ToolCall, approval: Approve, question: Defer, state: State
-    ) -> _Ruled:
-        """Review the edit in the answer to a question, which counts as answered."""
-        edited = self._with_edit(call, approval)
-        if isinstance(edited, Deny):
-            return _Ruled(call, edited)
-        if edited is call:
-            return _Ruled(call)
-        then = await self._by_rules(edited, state, edited=True)
-        if isinstance(then.decision, Deny):
-            return _Ruled(call, _refusal_of_edit(then.decision, approval))
-        return replace(
-            then,
-            questions=[one for one in then.questions if not is_same(one[0], question)],
-        )
-
-    def _with_edit(self, call: ToolCall, approval: Approve) -> ToolCall | Deny:
-        if approval.arguments is None:
-            return call
-        edited = self.edit(call, approval.arguments)
-        if isinstance(edited, str):
-            return Deny(
-                f"The edited arguments cannot be used. {edited}", by=approval.by
-            )
-        return call if edited.fingerprint == call.fingerprint else edited
-
-    async def _answered(self, given: ToolCall, ruled: _Ruled, state: State) -> Reviewed:
-        """Put the questions about a call to those who answer here; stop at one that stays open.
-
-        A person whose edit is denied, or asks for more, is asked once more. A question
-        that nobody here answers comes last.
-        """
-        call = ruled.call
-        decision = ruled.decision
-        questions = sorted(ruled.questions, key=lambda one: one[1] is None)
-        question: Defer | None = None
-        editor = ruled.editor
-        retried = False
-        edited = False
-        while questions:
-            question, chain = questions[0]
-            if _is_approved(call, question, state):
-                decision = _APPROVED_EARLIER
-                questions = questions[1:]
-                continue
-            decision = (
-                question
-                if chain is None
-                else await chain.asked(call, question, state.run_id)
-            )
-            if not isinstance(decision, Approve):
-                break
-            then = await self._by_edit(call, decision, question, state)
-            again = edited and then.call is not call
-            if isinstance(then.decision, Deny) or again or (retried and then.questions):
-                refused = (
-                    then.decision
-                    if isinstance(then.decision, Deny)
-                    else _edited_twice(call, decision)
-                )
-                if retried:
-                    return Reviewed(decision=replace(refused, by=decision.by))
-                prompt = " ".join(filter(None, (refused.reason, question.prompt)))
-                retried = True
-                questions[0] = (replace(question, prompt=prompt), chain)
-                continue
-            if then.call is call:
-                others = questions[1:]
-                questions = [
-                    one
-                    for one in others
-                    if one[1] is not chain or {*one[0].roles} != {*question.roles}
-                ]
-            else:
-                call = then.call
-                questions = [*then.questions]
-                editor = decision.by
-                retried = edited = True
-                if isinstance(then.decision, Supply):
-                    decision = then.decision
-                    break
-            decision = replace(decision, arguments=None)
-        arguments = (
-            None if isinstance(decision, Deny) else _edited_arguments(given, call)
-        )
-        further = (
-            [one for one, _ in questions[1:]] if isinstance(decision, Defer) else ()
-        )
-        return Reviewed(
-            decision=decision,
-            question=question,
-            arguments=arguments,
-            edited_by=editor,
-            further=further,
-        )
-
-
-def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | None:
-    return None if after.fingerprint == before.fingerprint else after.arguments
-
-
-def _refusal_of_edit(refused: Deny, edit: Approve) -> Deny:
-    by = f" by {refused.by}" if refused.by and refused.by != edit.by else ""
-    return Deny(
-        f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}",
-        by=edit.by,
-    )
-
-
-def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
-    by = approval.by or "an interceptor"
-    problem = f"The arguments of {call.fully_qualified_name} were edited a second time in one review, by {by}."
-    return Deny(problem, by=approval.by)
-
-
-def _is_for(
-    question: Defer,
-    answerer: InterceptorChain | None,
-    asked: tuple[Defer, InterceptorChain | None],
-) -> bool:
-    """Return whether those who answer a question are asked about the call already."""
-    return asked[1] is answerer and {*asked[0].roles} == {*question.roles}
-
-
-def is_same(question: Defer, other: Defer) -> bool:
-    """Return whether the answer to one question about a call answers the other: same source, same roles."""
-    return (
-        question.source == other.source != ""
-        and {*question.roles} == {*other.roles}
-        and question.panel.quorum == 1
-    )
-
-
-def _merged(first: Approve | None, then: Approve) -> Approve:
-    return then if first is None else replace(then, by=then.by or first.by)
 
 
 def _asked_by(

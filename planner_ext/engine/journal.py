@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 from planner_ext.core import facts
 from planner_ext.core.accounts import Tab
-from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.fold import apply, apply_decisions, fold
 from planner_ext.core.machine import (
     ENDED_WAITING,
@@ -25,7 +24,6 @@ from planner_ext.core.machine import (
     may_have_asked,
     next_action,
 )
-from planner_ext.core.results import cut_of
 from planner_ext.core.state import OpenRun, Phase, State, open_runs
 from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import (
@@ -157,73 +155,6 @@ def stopping_facts(
         ending.append(plain_fact(action, at=at, **timed))
         state = apply(state, ending[-1])
     return tuple(ending)
-
-
-class InvalidForkError(PlannerExtError):
-    """The run made no request after that iteration; names the iterations where it can be forked."""
-
-
-def forked_facts(
-    journal: Sequence[facts.Fact],
-    *,
-    at: int,
-    run_id: str,
-    now: float,
-    instruction: str = "",
-) -> tuple[facts.Fact, ...]:
-    """Return the journal of a fork: stopped after an iteration, so that any door resumes it.
-
-    The fork keeps the usage of those iterations, and no approval "for the rest of the
-    run". At -1 it keeps the beginning, and the plan.
-
-    Raises:
-        InvalidForkError: If the run made no request after this iteration.
-    """
-    state = State()
-    ends = dict[int, tuple[int, State]]()
-    for count, fact in enumerate(journal, 1):
-        state = apply(state, fact)
-        if state.phase is Phase.ASKING:
-            ends.setdefault(state.iteration - 1, (count, state))
-    if at not in ends or (ends[at][1].final_answer is not None and not instruction):
-        there = ", ".join(
-            str(end) for end, (_, state) in ends.items() if state.final_answer is None
-        )
-        raise InvalidForkError(
-            f"The run cannot be forked after iteration {at}; possible iterations: {there or 'none'}."
-        )
-    count, state = ends[at]
-    before = _run_of(journal)
-    kept = [_of_fork(fact, before, run_id) for fact in journal[:count]]
-    if instruction:
-        message = {
-            "role": "user",
-            "items": [{"content_type": "text", "text": instruction}],
-        }
-        kept.append(facts.MessageAdded(message=message, purpose="step", at=now))
-    state = reduce(apply, kept, State())
-    stopped = stopping_facts(
-        state, reason=f"Forked after iteration {at} of run {before}.", at=now
-    )
-    return (*kept, *stopped)
-
-
-def _run_of(journal: Sequence[facts.Fact]) -> str:
-    return next(
-        (fact.run_id for fact in journal if isinstance(fact, facts.RunStarted)), ""
-    )
-
-
-def _of_fork(fact: facts.Fact, before: str, run_id: str) -> facts.Fact:
-    match fact:
-        case facts.RunStarted():
-            return replace(fact, run_id=run_id + fact.run_id[len(before) :])
-        case facts.HappenedInside():
-            return replace(fact, fact=_of_fork(fact.fact, before, run_id))
-        case facts.CallDecided(sticky=str()):
-            return replace(fact, sticky=None)
-        case _:
-            return fact
 
 
 logger = logging.getLogger(__name__)
@@ -411,6 +342,8 @@ class Recorder:
                 facts.CallFinished(result=text)
                 | facts.CallDecided(verdict="answer", reason="supplied", answer=text)
             ):
+                from planner_ext.core.results import cut_of  # noqa: PLC0415  (only where results are limited)
+
                 cut = (
                     None
                     if count is None or fact.cut is not None

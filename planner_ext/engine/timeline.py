@@ -15,9 +15,8 @@ from planner_ext.core import facts
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import LIMIT_OF_PART, Budget
 from planner_ext.core.machine import may_have_asked
-from planner_ext.core.results import Cut
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message, RequestedCall, Usage, frozen
+from planner_ext.core.values import Cut, Message, RequestedCall, Usage, frozen
 from planner_ext.engine.document import dump_message
 from planner_ext.engine.journal import is_in_doubt, is_lost
 

@@ -33,7 +33,6 @@ from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier
 from planner_ext.sk.run.iteration import IterationCallback
 from planner_ext.sk.run.options import DEFAULTS, CheckedOptions, RunOptions
-from planner_ext.sk.run.prompts import response_form
 
 if TYPE_CHECKING:
     from planner_ext.budgets import SharedBudget
@@ -195,6 +194,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     @field_validator("response_format", mode="plain")
     @classmethod
     def _check_response_format(cls, value: Any) -> Any:
+        from planner_ext.sk.run.form import response_form  # noqa: PLC0415  (only where an answer has a form)
+
         response_form(value)
         return value
 

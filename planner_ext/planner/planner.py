@@ -1,12 +1,12 @@
 """``FunctionCallingStepwisePlanner``: a goal in, an answer out, within a budget that is never exceeded."""
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
@@ -22,7 +22,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.text import is_unicode
 from planner_ext.engine.authorization import refusal_of
-from planner_ext.engine.concurrency import StopHandle, run_sync, streams
+from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
@@ -64,13 +64,15 @@ from planner_ext.sk.run.prompts import (
     Templates,
     default_plan_prompt,
     default_step_prompt,
-    response_form,
 )
 
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
+    from planner_ext.sk.run.form import ResponseForm
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class FunctionCallingStepwisePlanner:
@@ -216,7 +218,7 @@ class FunctionCallingStepwisePlanner:
             Exception: As `invoke`.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
-        return run_sync(
+        return _run_sync(
             self.invoke(kernel, question, arguments, **options), door="invoke_sync"
         )
 
@@ -315,7 +317,7 @@ class FunctionCallingStepwisePlanner:
         resumed = self.resume(
             kernel, checkpoint, decisions, arguments=arguments, budget=budget, stop=stop
         )
-        return run_sync(resumed, door="resume_sync")
+        return _run_sync(resumed, door="resume_sync")
 
     @streams
     async def resume_stream(
@@ -371,7 +373,7 @@ class FunctionCallingStepwisePlanner:
                 action="cancel", by=by, run_id=loaded.state().run_id
             )
             if (
-                refusal := run_sync(refusal_of(hook, request), door="cancel")
+                refusal := _run_sync(refusal_of(hook, request), door="cancel")
             ) is not None:
                 raise DecisionRefusedError(refusal)
         facts = cancelling_facts(loaded, by=by, reason=reason, at=options.clock.now())
@@ -587,9 +589,7 @@ class FunctionCallingStepwisePlanner:
             ask_user=ask_user,
             max_completion_tokens=own.max_completion_tokens,
             plan_settings=self._templates.plan_settings,
-            form=None
-            if own.response_format is None
-            else response_form(own.response_format),
+            form=_response_form(own.response_format),
             prompts=lambda tools: PlannerPrompts(
                 kernel=kernel,
                 arguments=arguments,
@@ -635,6 +635,20 @@ class FunctionCallingStepwisePlanner:
 
 
 _MOST_NAMED = 10
+
+
+def _run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
+    from planner_ext.engine.background import run_sync  # noqa: PLC0415  (only where code that is not async waits)
+
+    return run_sync(work, door=door)
+
+
+def _response_form(given: object) -> "ResponseForm | None":
+    if given is None:
+        return None
+    from planner_ext.sk.run.form import response_form  # noqa: PLC0415  (only where an answer has a form)
+
+    return response_form(given)
 
 
 def _charged(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:

@@ -24,10 +24,10 @@ from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.messages import load_message
 from planner_ext.sk.run.context import RunContext, checked_messages
 from planner_ext.sk.run.outcome import chat_history, raise_at_limit, status_of
-from planner_ext.sk.run.prompts import ResponseForm
 
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
+    from planner_ext.sk.run.form import ResponseForm
 
 
 class FunctionCallingStepwisePlannerResult(KernelBaseModel):
@@ -117,7 +117,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 def result_of(
     state: State,
     facts: tuple[Fact, ...],
-    form: ResponseForm | None = None,
+    form: "ResponseForm | None" = None,
     *,
     written: Sequence[ChatMessageContent] | None = None,
     key: SigningKey | None = None,

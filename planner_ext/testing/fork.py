@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from planner_ext.core.facts import Fact
 from planner_ext.durable.records import StoredRun
-from planner_ext.engine.journal import forked_facts
+from planner_ext.engine.fork import forked_facts
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import InvalidCheckpointError
 from planner_ext.testing.cassette import Cassette, CassetteError

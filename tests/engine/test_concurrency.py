@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from planner_ext.engine.background import _Background, _Waited
 from planner_ext.engine.concurrency import (
     OUT_OF_TIME,
     LeftByError,
     StopHandle,
-    _Background,
-    _Waited,
     contained,
     in_time,
     streams,

@@ -9,7 +9,7 @@ from planner_ext.approval.decisions import Approve, Decision
 from planner_ext.core.facts import CallDecided, ModelReplied, Resumed, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
-from planner_ext.engine.journal import InvalidForkError, forked_facts
+from planner_ext.engine.fork import InvalidForkError, forked_facts
 from support.core import violations
 from support.property_world import Plan, Turn, World, plans, starts, through_json, tried
 

@@ -31,11 +31,11 @@ from planner_ext.core.limits import tightest
 from planner_ext.core.results import (
     MOST_READS,
     NOT_READ,
-    READ_RESULT,
     cut_of,
     name_of_result,
     piece_of,
 )
+from planner_ext.core.state import READ_RESULT
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished

@@ -19,7 +19,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import AnswerChecked
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.iteration import StopHandle
-from planner_ext.sk.run.prompts import response_form
+from planner_ext.sk.run.form import response_form
 from planner_ext.testing import (
     ScriptedChatCompletion,
     ScriptedReply,

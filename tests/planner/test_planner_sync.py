@@ -19,7 +19,7 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Budget, FunctionCallingStepwisePlanner
-from planner_ext.engine.concurrency import run_sync
+from planner_ext.engine.background import run_sync
 from planner_ext.errors import (
     InvalidOptionError,
     LimitReachedError,

@@ -39,8 +39,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.limits import Budget
-from planner_ext.core.results import Cut
-from planner_ext.core.values import RequestedCall, Usage
+from planner_ext.core.values import Cut, RequestedCall, Usage
 from planner_ext.engine.document import SCHEMA, check_schema, dump_facts, load_facts
 
 LIMITS = Budget(

@@ -25,7 +25,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial, update_wrapper
 from types import CellType, FunctionType, MethodType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -64,7 +64,7 @@ from planner_ext.core.limits import Budget, Left, Price
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, frozen, updated
 from planner_ext.engine.concurrency import StopHandle, contained
-from planner_ext.engine.gate import InterceptorChain, Review
+from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.charging.earlier_calls import GivenMessages, before_batch
 from planner_ext.sk.charging.filters import (
@@ -84,6 +84,9 @@ from planner_ext.sk.messages import (
     read_iterations,
     usage_in,
 )
+
+if TYPE_CHECKING:
+    from planner_ext.engine.review import Review
 
 _PLANNER: Final = "__planner_ext_planner__"
 
@@ -618,7 +621,9 @@ class RunGate:
             return self.filters
         return ()
 
-    def _review(self, state: State) -> Review:
+    def _review(self, state: State) -> "Review":
+        from planner_ext.engine.review import Review  # noqa: PLC0415  (only where something decides calls)
+
         edit = partial(edited_call, self.functions(), state.run_id)
         return Review(
             chains=self.chains,

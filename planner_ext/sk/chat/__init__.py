@@ -12,8 +12,12 @@ Never runs a function, never repeats a request, and knows no budget.
     faults       the errors of a request, and what they say of the endpoint
     reply        what a connector returned, as one message and its calls
     history      a transcript as messages; a caller's history, checked or repaired
-    transport    which service, and what its connector refuses or loses
+    resumed      a caller's history of a resumed run, compared with the run's
+    transport    which service, and how a request is sent to it
+    connectors   what connectors and their providers take; a table
+    rewritten    messages for those that take them otherwise
     openai       the fast way to OpenAI and Azure OpenAI
     prepared     a request to OpenAI, built once for each client
     prices       tokens and their price
+    clarifier    another model that answers the questions of the one that works
 """

@@ -33,7 +33,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.core.errors import described
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
-from planner_ext.sk.chat.transport import connector_of
+from planner_ext.sk.chat.connectors import connector_of
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidPriceError,

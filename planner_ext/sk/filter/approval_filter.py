@@ -44,8 +44,9 @@ from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.state import State
 from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
-from planner_ext.engine.gate import Approver, Review, is_same
+from planner_ext.engine.gate import Approver
 from planner_ext.engine.ports import Reviewed
+from planner_ext.engine.review import Review, is_same
 from planner_ext.sk.charging.earlier_calls import before_call, before_message_of
 from planner_ext.sk.charging.filters import (
     CallFilter,

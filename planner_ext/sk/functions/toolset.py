@@ -57,7 +57,7 @@ from semantic_kernel.functions.kernel_function_from_method import (
 
 from planner_ext.approval.decisions import edited_text, with_plain_numbers
 from planner_ext.core.marks import mark_name
-from planner_ext.core.results import READ_RESULT
+from planner_ext.core.state import READ_RESULT
 from planner_ext.core.values import frozen
 from planner_ext.engine.effects import Effect, effect_of, injected
 from planner_ext.sk.errors import InvalidOptionError

@@ -17,7 +17,9 @@ Takes a kernel, options and a history or checkpoint. Never loops: the only loop 
     iteration       the callback after each batch
     answers         the check of the final answer: its form, and ``check_answer``
     prompts         what the planner writes to the model
-    outcome         how a run ended, as a message or an error
+    form            the form of the final answer
+    outcome         how a run ended, as a status, a history or an error
+    returned        the message that a service or an agent returns
     orchestration   a turn that waits inside one of Semantic Kernel's orchestrations
     service         a request to the service, as a run
     tracing         describes a run to telemetry

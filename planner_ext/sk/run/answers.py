@@ -11,7 +11,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Usage, frozen
 from planner_ext.engine.concurrency import called
 from planner_ext.sk.errors import AnswerCheckError
-from planner_ext.sk.run.prompts import ResponseForm
+from planner_ext.sk.run.form import ResponseForm
 
 
 @frozen

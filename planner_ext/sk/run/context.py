@@ -81,11 +81,12 @@ from planner_ext.sk.run.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.run.iteration import IterationCompletedHook
 from planner_ext.sk.run.options import CheckedOptions
 from planner_ext.sk.run.outcome import carry_run
-from planner_ext.sk.run.prompts import ResponseForm, message_of
+from planner_ext.sk.run.prompts import message_of
 from planner_ext.sk.run.tools import KernelFunctions
 
 if TYPE_CHECKING:
     from planner_ext.engine.telemetry import Invocation
+    from planner_ext.sk.run.form import ResponseForm
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class RunContext:
     chat: KernelChat
     functions: KernelFunctions
     gate: RunGate
-    form: ResponseForm | None
+    form: "ResponseForm | None"
     prompts: Prompts | None
     shared: SharedBudgets | None
     meter: Callable[..., RequestMeter]
@@ -388,7 +389,7 @@ def prepare(
     ask_user: KernelFunction | None = None,
     max_completion_tokens: int | None = None,
     plan_settings: Mapping[str, Any] | None = None,
-    form: ResponseForm | None = None,
+    form: "ResponseForm | None" = None,
     prompts: Callable[[ToolSet], Prompts] | None = None,
     planner: object | None = None,
 ) -> RunContext:

@@ -229,7 +229,7 @@ def _copied(decision: Decision) -> Decision:
 
 
 ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
-"""Reviews the edit in an answer; see `planner_ext.engine.gate.Review.of_edit`."""
+"""Reviews the edit in an answer; see `planner_ext.engine.review.Review.of_edit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

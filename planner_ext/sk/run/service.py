@@ -43,7 +43,6 @@ from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.charging.nested import Charge
-from planner_ext.sk.chat.history import ResumedHistory, resumed_history
 from planner_ext.sk.chat.reply import (
     ReplyAssembly,
     accepted_reply,
@@ -52,6 +51,7 @@ from planner_ext.sk.chat.reply import (
     reply_ended_by,
     whole,
 )
+from planner_ext.sk.chat.resumed import ResumedHistory, resumed_history
 from planner_ext.sk.chat.round_trip import named_errors, no_reply
 from planner_ext.sk.chat.transport import connector_settings, request_arguments
 from planner_ext.sk.checkpoint import Taking
@@ -59,13 +59,9 @@ from planner_ext.sk.checks import instance_of, one_of
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import calls_of, read_iterations, text_of, without_usage
 from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
-from planner_ext.sk.run.outcome import (
-    PAUSED_TEXT,
-    final_message,
-    raise_at_limit,
-    returned_message,
-)
+from planner_ext.sk.run.outcome import raise_at_limit
 from planner_ext.sk.run.resume import Late, refuse_late
+from planner_ext.sk.run.returned import PAUSED_TEXT, final_message, returned_message
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""

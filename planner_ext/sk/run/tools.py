@@ -27,8 +27,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.errors import described
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.results import READ_RESULT
-from planner_ext.core.state import State
+from planner_ext.core.state import READ_RESULT, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import (
     OutOfTime,
