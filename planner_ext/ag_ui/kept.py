@@ -300,11 +300,9 @@ class _Thread:
         return True
 
     async def _is_own(self, call: "PendingApproval") -> bool:
-        if is_tool(call):
-            return True
-        if any(vote.by == self.by for vote in call.votes):
-            return False
-        return await self.client.approvals().may_decide(call, by=self.by)
+        return is_tool(call) or await self.client.approvals().may_decide(
+            call, by=self.by
+        )
 
 
 async def _is_due(handle: "RunHandle[Any]", deadline: float | None) -> bool:

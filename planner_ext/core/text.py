@@ -1,5 +1,6 @@
 """Text of models, functions and persons, made safe to show."""
 
+import unicodedata
 from typing import TypeGuard
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
@@ -27,6 +28,11 @@ def is_unicode(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and not any(
         "\ud800" <= one <= "\udfff" for one in value
     )
+
+
+def person_of(name: str) -> str:
+    """Return what all spellings of a person's name have in common: case, blanks and forms of characters differ."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -16,6 +17,7 @@ from planner_ext.approval.decisions import (
     hooks_of,
 )
 from planner_ext.core.errors import shown
+from planner_ext.core.text import person_of
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Step
 from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError
@@ -228,14 +230,23 @@ class Approvals:
         return bool(hooks_of(self._doorkeeper.authorize))
 
     async def may_decide(self, approval: PendingApproval, *, by: str) -> bool:
-        """Ask the ``authorize`` hook whether a person may approve a call, or answer a question; nothing is decided."""
+        """Ask whether a person may approve a call, or answer a question; nothing is decided. See `why_not`."""
+        return not await self.why_not(approval, by=by)
+
+    async def why_not(self, approval: PendingApproval, *, by: str) -> str:
+        """Say why a person may not approve a call, or answer a question; "" if they may. Nothing is decided.
+
+        The ``authorize`` hook refuses it, or is missing; or their vote would not count.
+        """
         asks = approval.kind == "question"
         decision = Supply("", by=by) if asks else Approve(by=by)
         try:
             await self._check("decide", approval, decision)
-        except NotAuthorizedError:
-            return False
-        return True
+            if _is_vote(decision, approval):
+                self._check_voter(approval, decision)
+        except ApprovalRefusedError as error:
+            return str(error)
+        return ""
 
     async def grant(
         self, approval_id: str, decision: Decision, grant: "Grant | None"
@@ -298,6 +309,19 @@ class Approvals:
         self, approval: PendingApproval, decision: Approve, at: float, text: str
     ) -> list[DecisionRecord]:
         """Return the votes that count from now on: those before that the hook still allows, and this one."""
+        self._check_voter(approval, decision)
+        counted: list[DecisionRecord] = []
+        for one in approval.votes:
+            with suppress(NotAuthorizedError):
+                await self._check("decide", approval, Approve(by=one.by))
+                counted.append(one)
+        vote = decision_record(
+            approval.id, text, at, approval.fully_qualified_name, approval.arguments
+        )
+        return [*counted, vote]
+
+    def _check_voter(self, approval: PendingApproval, decision: Approve) -> None:
+        """Raise `ApprovalRefusedError` if a vote cannot count, whatever the hook says."""
         quorum = f"{approval.quorum} persons have to approve {approval.id!r}"
         by = decision.by or ""
         if not (by and self._doorkeeper.verified):
@@ -309,18 +333,12 @@ class Approvals:
             raise ApprovalRefusedError(
                 f"{quorum}, each time: no single person can answer later calls. Approve it without always."
             )
-        counted = [
-            one for one in approval.votes if await self.may_decide(approval, by=one.by)
-        ]
-        if any(one.by == by for one in counted):
+        voted = {person_of(one.by) for one in approval.votes}
+        if person_of(by) in voted:
             raise ApprovalRefusedError(
-                f"{quorum}, and {by!r} has: one person counts once. {approval.quorum - len(counted)} more must be "
-                "somebody else."
+                f"{quorum}, and {by!r} has: one person counts once, however the name is spelled. Another vote must be "
+                "somebody else's."
             )
-        vote = decision_record(
-            approval.id, text, at, approval.fully_qualified_name, approval.arguments
-        )
-        return [*counted, vote]
 
     async def _grant_step(
         self,

@@ -423,7 +423,8 @@ class _Inbox:
             timeline,
             time.time(),
             who=views.who_decides(
-                may=await approvals.may_decide(call, by=by),
+                call,
+                why_not=await approvals.why_not(call, by=by),
                 is_checked=approvals.asks_hook,
             ),
             siblings=[one for one in waiting if one.id != call.id],

@@ -313,10 +313,11 @@ def edit_digest(call: PendingApproval, edited: Mapping[str, Any]) -> str:
     return digest_of(call.fully_qualified_name, edited)
 
 
-def who_decides(*, may: bool, is_checked: bool) -> str:
-    """Say whether the visitor may decide, and what checks that."""
-    if not may:
-        return "You may not decide this here: the application's hook refuses it, or is missing."
+def who_decides(call: PendingApproval, *, why_not: str, is_checked: bool) -> str:
+    """Say whether the visitor may approve or answer, and what checks that."""
+    if why_not:
+        verb = "answer" if call.kind == "question" else "approve"
+        return f"You may not {verb} this here: {visible(why_not)}"
     if is_checked:
         return "You may: the application's hook allows it."
     return "Whoever is signed in: no hook of the application checks it here."

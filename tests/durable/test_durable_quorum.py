@@ -32,6 +32,7 @@ from planner_ext.durable import (
     PendingApproval,
     RunsClient,
 )
+from planner_ext.durable.records import write_decision
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Supply
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
@@ -41,6 +42,7 @@ from support.durable import (
     on_sqlite,
     open_runs,
     pays,
+    store_neutral,
     world,
 )
 from support.planner import Clock
@@ -149,6 +151,31 @@ async def test_a_person_counts_once(store: str, tmp_path: Path) -> None:
     item = await waiting(store)
     assert item.tally == "1 of 2: ann"
     assert [one.by for one in item.refused] == ["ann"]
+
+
+@store_neutral("spelled", ["Ann", " ann", "ANN", "\uff41nn"])
+async def test_a_person_counts_once_under_every_spelling(
+    spelled: str, store: str, tmp_path: Path
+) -> None:
+    """Doors that sign people in may write one name in capitals or with blanks; the worker counts so, too."""
+    await drive(store, tmp_path)
+    async with voting(store) as approvals:
+        await approvals.decide(ID, Approve(by="ann"))
+        item = await approvals.show(ID)
+        assert not await approvals.may_decide(item, by=spelled)
+        assert await approvals.may_decide(item, by="bo")
+        with pytest.raises(ApprovalRefusedError, match="one person counts once"):
+            await approvals.decide(ID, Approve(by=spelled))
+        # As a row that was altered.
+        await approvals._store.decide(
+            ID,
+            write_decision(Approve(by="two"), verified=True, votes=["ann", spelled]),
+            fingerprint=item.fingerprint,
+            at=item.asked_at.timestamp(),
+        )
+    assert (await drive(store, tmp_path)).status == "paused"
+    assert (await waiting(store)).tally == "0 of 2"
+    assert effects_in(tmp_path / "effects") == []
 
 
 @on_sqlite

@@ -122,7 +122,7 @@ async def test_a_call_says_who_asks_and_who_decides(store: str) -> None:
         visitor_at(base) as bob,
     ):
         await bob.get(PAY)
-        assert "You may not decide this here" in bob.page
+        assert "You may not approve this here: " in bob.page
 
 
 async def test_a_refused_edit_keeps_what_was_typed(store: str) -> None:

@@ -65,6 +65,9 @@ async def test_two_persons_approve_it(voting_store: str, tmp_path: Path) -> None
         assert "1 of 2: ann" in response.text
         assert "1 of 2: ann" in (await visitor.get("")).text
 
+        page = (await visitor.get(PAY)).text
+        assert "You may not approve this here" in page
+
         again = await visitor.decide(PAY, "approve")
         assert again.status_code == 409
         assert "one person counts once" in again.text
@@ -94,6 +97,9 @@ async def test_many_calls_at_once_are_voted_on(voting_store: str) -> None:
 async def test_a_typed_name_has_no_vote(voting_store: str) -> None:
     """Who signs in with the shared token could be anybody: the page says what is needed."""
     async with inbox(voting_store) as base, visitor_at(base, "ann") as ann:
+        page = (await ann.get(PAY)).text
+        assert "You may not approve this here" in page
+        assert "only typed" in page
         response = await ann.decide(PAY, "approve")
         assert response.status_code == 409
         assert "only typed" in response.text

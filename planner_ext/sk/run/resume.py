@@ -66,6 +66,7 @@ from planner_ext.core.state import (
     open_runs,
     path_of,
 )
+from planner_ext.core.text import person_of
 from planner_ext.core.values import RequestedCall, frozen
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided, tool_call_of
@@ -324,7 +325,7 @@ class _DecisionFacts:
             reviewed = await self._reviewed(call, decision)
         quorum = call.decided_fact.panel.quorum
         approves = isinstance(reviewed.decision, Approve) and reviewed.arguments is None
-        if approves and 1 < quorum > len({*votes}):
+        if approves and 1 < quorum > len({*map(person_of, votes)}):
             raise DecisionRefusedError(
                 f"The approval of {call.request.id!r} ({call.decided_fact.function}) cannot be taken: {quorum} persons "
                 "have to approve the call as it is, and only a store counts their votes: Approvals.decide.",
