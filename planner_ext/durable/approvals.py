@@ -206,8 +206,8 @@ class Approvals:
             approval_id,
             made,
             *then,
-            votes=write_votes(votes),
-            seen=write_votes(approval.votes),
+            votes=write_votes((one.by, one.at) for one in votes),
+            seen=write_votes((one.by, one.at) for one in approval.votes),
             fingerprint=approval.fingerprint,
             at=at,
         ):

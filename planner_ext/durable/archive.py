@@ -1,7 +1,7 @@
 """A run as one JSON document, to move it to another store, or to keep it after its store deletes it.
 
 The document holds the journal, from which an import derives the rows again, and the
-decisions of persons: taken, not taken yet, and refused. They bind to the run's name,
+decisions of persons: taken, not taken yet, and refused, and the votes on what waits. They bind to the run's name,
 which an imported run keeps.
 """
 
@@ -25,7 +25,13 @@ from planner_ext.durable.inputs import (
     read_said,
 )
 from planner_ext.durable.listing import joined_tags
-from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
+from planner_ext.durable.records import (
+    RUN_ID,
+    fold_journal,
+    read_facts,
+    read_votes,
+    write_votes,
+)
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
 from planner_ext.engine.document import (
@@ -36,7 +42,7 @@ from planner_ext.engine.document import (
 )
 from planner_ext.engine.fork import forked_facts
 
-_KEYS = "run_id", "run", "facts", "decisions", "refusals"
+_KEYS = "run_id", "run", "facts", "decisions", "votes", "refusals"
 _RUN = (
     "goal",
     "status",
@@ -49,14 +55,16 @@ _RUN = (
     "tags",
 )
 _DECISIONS = "id", "fingerprint", "decision", "decided_at"
+_VOTES = "id", "fingerprint", "votes"
 _REFUSALS = "id", "decision", "problem", "at"
 _SELECT = (
     f"SELECT {', '.join(_RUN)} FROM planner_runs WHERE run_id = :run_id",
     f"SELECT {', '.join(_DECISIONS)} FROM planner_approvals WHERE run_id = :run_id AND decision IS NOT NULL",
+    f"SELECT {', '.join(_VOTES)} FROM planner_approvals WHERE run_id = :run_id AND votes IS NOT NULL",
     f"SELECT {', '.join(_REFUSALS)} FROM planner_refusals WHERE run_id = :run_id ORDER BY at",
     "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq",
 )
-_JSON = ("goal", "problem", "inputs", "new_budget", "decision")
+_JSON = ("goal", "problem", "inputs", "new_budget", "decision", "votes")
 """The columns of text that is JSON."""
 
 _TIMES = ("created_at", "updated_at", "decided_at", "at")
@@ -79,6 +87,10 @@ _DECIDE = """
     WHERE id = :id AND run_id = :run_id AND fingerprint = :fingerprint
 """
 """A decision that the journal does not hold yet is taken by a worker of this store."""
+_VOTE = """
+    UPDATE planner_approvals SET votes = :votes
+    WHERE id = :id AND run_id = :run_id AND fingerprint = :fingerprint
+"""
 _REFUSE = """
     INSERT INTO planner_refusals (run_id, id, decision, problem, at) VALUES (:run_id, :id, :decision, :problem, :at)
 """
@@ -100,12 +112,13 @@ async def export_run(
         InvalidJournalError: If its journal cannot be read.
     """
     steps = ((statement, {"run_id": run_id}) for statement in _SELECT)
-    runs, decided, refused, facts = await store.database.transact(*steps)
+    runs, decided, voted, refused, facts = await store.database.transact(*steps)
     if not runs:
         await store.record(run_id)  # says that there is no such run
     with reading_row(f"A row of run {run_id!r} is", InvalidJournalError):
         run = _document(_RUN, runs[0])
         decisions = [_document(_DECISIONS, row) for row in decided]
+        votes = [_document(_VOTES, row) for row in voted]
         refusals = [_document(_REFUSALS, row) for row in refused]
     document = document_of(
         "run",
@@ -114,6 +127,7 @@ async def export_run(
         run=run,
         facts=dump_facts(read_facts(run_id, facts)),
         decisions=decisions,
+        votes=votes,
         refusals=refusals,
     )
     return json.dumps(document, separators=(",", ":"))
@@ -166,6 +180,7 @@ async def import_run(
         steps: list[Step] = [(last, run)]
         for statement, columns, rows in (
             (_DECIDE, _DECISIONS, data["decisions"]),
+            (_VOTE, _VOTES, data["votes"]),
             (_REFUSE, _REFUSALS, data["refusals"]),
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
@@ -285,6 +300,8 @@ def _row(
         value = document[column]
         if column in _TIMES:
             row[column] = _time(value)
+        elif column == "votes":
+            row[column] = write_votes(read_votes(json.dumps(value)))
         elif column in _JSON:
             row[column] = None if value is None else json.dumps(value)
         elif isinstance(value, str) or (value is None and column in ("said", "tags")):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -410,12 +410,12 @@ def read_approval(
                     call=str(key),
                     fully_qualified_name=function,
                     kind="approve",
-                    by=_text(by),
-                    at=datetime.fromtimestamp(float(at), UTC),
+                    by=by,
+                    at=at,
                     requested=arguments,
                     arguments=arguments,
                 )
-                for by, at in json.loads(str(votes or "[]"))
+                for by, at in read_votes(votes)
             ),
         }
         approval = PendingApproval(
@@ -493,10 +493,16 @@ def read_moment(at: Value) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 
-def write_votes(votes: Sequence[DecisionRecord]) -> str:
-    """Write votes as JSON text; "" if there are none."""
-    written = [(one.by, one.at.timestamp()) for one in votes]
+def write_votes(votes: Iterable[tuple[str, datetime]]) -> str:
+    """Write who voted, and when, as JSON text; "" if nobody did."""
+    written = [(by, at.timestamp()) for by, at in votes]
     return json.dumps(written) if written else ""
+
+
+def read_votes(text: Value) -> list[tuple[str, datetime]]:
+    """Read what `write_votes` wrote."""
+    read = json.loads(str(text or "[]"))
+    return [(_text(by), datetime.fromtimestamp(float(at), UTC)) for by, at in read]
 
 
 def write_decision(

@@ -233,6 +233,9 @@ async def test_with_a_key_only_a_signed_run_is_imported(
     assert await imported(second, await exported(first, "a", key), key) == "a"
 
 
+VOTED = {"id": "a/0/pay", "fingerprint": "f"}
+
+
 def without(name: str) -> Callable[[dict[str, Any]], None]:
     return lambda document: document.pop(name)
 
@@ -273,6 +276,12 @@ def with_value(value: object, *path: Any) -> Callable[[dict[str, Any]], None]:
         (with_value([{}], "refusals"), InvalidJournalError),
         (with_value([{"id": 1}], "decisions"), InvalidJournalError),
         (with_value(None, "decisions"), InvalidJournalError),
+        (
+            with_value([VOTED | {"votes": [["ann", 1e300]]}], "votes"),
+            InvalidJournalError,
+        ),
+        (with_value([VOTED | {"votes": [[1, 1]]}], "votes"), InvalidJournalError),
+        (with_value([VOTED | {"votes": {}}], "refusals"), InvalidJournalError),
     ],
 )
 async def test_a_damaged_document_is_refused(

@@ -32,7 +32,9 @@ from planner_ext.durable import (
     PendingApproval,
     RunsClient,
 )
+from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.records import write_decision
+from planner_ext.durable.store import opened_store
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Supply
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
@@ -386,6 +388,22 @@ async def test_others_are_asked_after_the_vote(store: str, tmp_path: Path) -> No
         ended = await handle.result()
     assert (decided_in(ended).by, decided_in(ended).votes) == ("lee", ())
     assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+async def test_votes_go_where_the_run_goes(store: str, tmp_path: Path) -> None:
+    """An archive has those on what waits; in the other store one more decides."""
+    first = str(tmp_path / "first.db")
+    await drive(first, tmp_path)
+    async with voting(first) as approvals:
+        await approvals.decide(ID, Approve(by="ann"))
+    async with opened_store(first) as opened:
+        text = await export_run(opened, "r")
+    async with opened_store(store) as opened:
+        await import_run(opened, text)
+    assert (await waiting(store)).tally == "1 of 2: ann"
+    async with voting(store) as approvals:
+        assert await approvals.decide(ID, Approve(by="bo"))
+    assert decided_in(await drive(store, tmp_path)).votes == ("ann", "bo")
 
 
 # Several processes, and kills
