@@ -157,7 +157,7 @@ def serve(args: cli.ServeArgs) -> Exit:
 
     Examples:
       planner-ext serve --store runs.db
-      planner-ext serve --store postgresql://ann@host/runs --host 0.0.0.0 --allow-host inbox.example.com
+      planner-ext serve --store postgresql://ann@host/runs --host 0.0.0.0 --public-url https://inbox.example.com
 
     Exit codes:
       0    stopped by SIGTERM or Ctrl-C

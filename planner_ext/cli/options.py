@@ -600,6 +600,12 @@ class ServeArgs(AppArgs):
         user: The recorded name of everyone who signs in. Default: each enters a name.
         allow_host: A name by which browsers reach the inbox, besides those of this
             machine. May be repeated.
+        public_url: The address at which browsers reach the inbox, such as
+            https://inbox.example.com; its name is allowed, too. The notices of the
+            store then name each call's page. A proxy removes the address's path.
+        token: Who has it may sign in: at least 20 characters. Better in
+            PLANNER_EXT_INBOX_TOKEN, which other users of this machine cannot read.
+            Default: a random one.
     """
 
     store: Store
@@ -607,3 +613,7 @@ class ServeArgs(AppArgs):
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8321
     user: Name = None
     allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    public_url: Address = None
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", envvar="PLANNER_EXT_INBOX_TOKEN")
+    ] = None

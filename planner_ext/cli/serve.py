@@ -5,6 +5,7 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import cast
+from urllib.parse import quote, urlsplit
 
 from planner_ext.cli.options import ServeArgs
 from planner_ext.cli.store import opened_client, say, store_name
@@ -38,13 +39,18 @@ class _Server(uvicorn.Server):
 
 async def serve_inbox(args: ServeArgs) -> None:
     """Serve until SIGTERM or Ctrl-C, and print the address with its token."""
-    if args.host not in LOOPBACK and not args.allow_host:
+    public = urlsplit(args.public_url or "")
+    allowed = [*filter(None, [public.hostname]), *(args.allow_host or ())]
+    if args.host not in LOOPBACK and not allowed:
         raise PlannerExtError(
             f"--host {args.host} lets other machines reach the inbox, where anyone with the token may decide. If that "
-            "is intended, put a TLS proxy in front of it, and name it for browsers: --allow-host inbox.example.com."
+            "is intended, put a TLS proxy in front of it, and name it for browsers: --public-url "
+            "https://inbox.example.com, or --allow-host inbox.example.com."
         )
-    token = Token(user=args.user, hosts=(*LOOPBACK, *(args.allow_host or ())))
+    token = Token(args.token, user=args.user, hosts=(*LOOPBACK, *allowed))
     async with opened_client(args.store, args.hooks) as client:
+        if args.public_url is not None:
+            await client.set_inbox(args.public_url)
         application = app(client, sign_in=token)
         config = uvicorn.Config(
             application,
@@ -52,6 +58,7 @@ async def serve_inbox(args: ServeArgs) -> None:
             access_log=False,
             server_header=False,
             ws="none",
+            root_path=public.path.rstrip("/"),
         )
         config.load()
         config.http_protocol_class = cast(
@@ -67,13 +74,12 @@ async def serve_inbox(args: ServeArgs) -> None:
         with _listening(args) as listener:
             name = (args.allow_host or [args.host])[0]
             place = f"[{name}]" if ":" in name else name
+            address = f"http://{place}:{listener.getsockname()[1]}"
             say(
                 f"The inbox of {store_name(args.store)}. Anyone with this address may decide:"
             )
-            print(
-                f"http://{place}:{listener.getsockname()[1]}/sign-in?token={token.value}",
-                flush=True,
-            )
+            root = (args.public_url or address).rstrip("/")
+            print(f"{root}/sign-in?token={quote(token.value)}", flush=True)
             await server.serve(sockets=[listener])
 
 

@@ -53,7 +53,13 @@ if TYPE_CHECKING:
     from planner_ext.durable.grants import GrantRecord
     from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs, SaidMessage
-    from planner_ext.durable.listing import Hold, RunFilters, RunStats, StoreMarks
+    from planner_ext.durable.listing import (
+        CallFilters,
+        Hold,
+        RunFilters,
+        RunStats,
+        StoreMarks,
+    )
     from planner_ext.durable.notices import NoticeRecord, RunNotice
     from planner_ext.durable.options import RetryPolicy, WorkerOptions
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ApprovalRefusedError",
     "Approvals",
+    "CallFilters",
     "DecisionRecord",
     "DecisionRequest",
     "Due",
@@ -112,7 +119,13 @@ _MODULES = {
     "durable.inputs": ("RunInputs", "SaidMessage"),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
-    "durable.listing": ("Hold", "RunFilters", "RunStats", "StoreMarks"),
+    "durable.listing": (
+        "CallFilters",
+        "Hold",
+        "RunFilters",
+        "RunStats",
+        "StoreMarks",
+    ),
     "durable.options": ("RetryPolicy", "WorkerOptions"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.runs": ("RunResult", "Runs", "RunsClient", "SubmittedRun"),

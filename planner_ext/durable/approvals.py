@@ -1,10 +1,10 @@
 """The approvals of a store: pending calls and questions, listed and decided in any process."""
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, Unpack
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -19,9 +19,10 @@ from planner_ext.approval.decisions import (
 from planner_ext.core.errors import shown
 from planner_ext.core.text import person_of
 from planner_ext.durable.authorization import Doorkeeper
-from planner_ext.durable.database import Step
+from planner_ext.durable.database import Row, Step
 from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError
 from planner_ext.durable.grants import GrantRecord, grant_step, read_grants
+from planner_ext.durable.listing import CallFilters
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
     PendingApproval,
@@ -90,7 +91,12 @@ class Approvals:
             yield cls(store, clock=clock, doorkeeper=doorkeeper)
 
     async def pending(
-        self, run_id: str | None = None, *, limit: int = 50, offset: int = 0
+        self,
+        run_id: str | None = None,
+        *,
+        limit: int = 50,
+        offset: int = 0,
+        **filters: Unpack[CallFilters],
     ) -> list[PendingApproval]:
         """List the pending calls and questions of one run or of all, the oldest first, without expired ones.
 
@@ -100,27 +106,59 @@ class Approvals:
             run_id: None lists those of all runs.
             limit: The maximum number of entries.
             offset: The number of entries to skip.
+            **filters: By function, role, tag, text and expiry; see `CallFilters`.
 
         Raises:
-            StoreError: If limit or offset is not an integer of at least 0.
+            StoreError: If a filter is invalid, or limit or offset is not an integer of
+                at least 0.
         """
-        found: list[PendingApproval] = []
         now = self._clock.now()
         rows = await self._store.open_approvals(
-            now, run_id=run_id, limit=limit, offset=offset
+            now, run_id=run_id, limit=limit, offset=offset, **filters
         )
         refused = await self._store.refusals(run_id=run_id) if rows else ()
-        for row in rows:
-            try:
-                own = [one for one in refused if one[0] == row[0]]
-                found.append(read_approval(row, own, now=now))
-            except ApprovalRefusedError as error:
-                logger.error("A call that waits cannot be shown: %s", error)
-        return found
+        return _read(rows, refused, now)
 
-    async def count(self, run_id: str | None = None) -> int:
-        """Count the pending calls and questions of one run or of all, altered rows included."""
-        return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
+    async def count(
+        self, run_id: str | None = None, **filters: Unpack[CallFilters]
+    ) -> int:
+        """Count the pending calls and questions that `pending` lists, altered rows included."""
+        return await self._store.count_open_approvals(
+            self._clock.now(), run_id=run_id, **filters
+        )
+
+    async def equal_calls(self, *, limit: int = 100) -> Mapping[str, int]:
+        """Count pending calls with the same function, arguments and prompt, where there are several.
+
+        Returns:
+            Their number, by the filter ``equal_to`` that lists them; the most first.
+        """
+        return await self._store.equal_approvals(self._clock.now(), limit=limit)
+
+    async def decisions(
+        self,
+        run_id: str | None = None,
+        *,
+        limit: int = 50,
+        offset: int = 0,
+        **filters: Unpack[CallFilters],
+    ) -> list[PendingApproval]:
+        """List calls and questions that were decided or have expired, the latest decision first.
+
+        Each has its ``decision``. What no person was asked about is not listed; nor are
+        the calls of deleted runs. The other arguments and errors are those of
+        `pending`, the filters those of `CallFilters`.
+        """
+        rows = await self._store.decided_approvals(
+            run_id=run_id, limit=limit, offset=offset, **filters
+        )
+        return _read(rows, (), self._clock.now())
+
+    async def count_decisions(
+        self, run_id: str | None = None, **filters: Unpack[CallFilters]
+    ) -> int:
+        """Count what `decisions` lists, altered rows included."""
+        return await self._store.count_decided_approvals(run_id=run_id, **filters)
 
     async def show(self, approval_id: str) -> PendingApproval:
         """Show one call, open, decided or closed.
@@ -383,6 +421,19 @@ class Approvals:
             problem=problem,
             at=at,
         )
+
+
+def _read(
+    rows: Sequence[Row], refused: Sequence[Row], now: float
+) -> list[PendingApproval]:
+    found: list[PendingApproval] = []
+    for row in rows:
+        try:
+            own = [one for one in refused if one[0] == row[0]]
+            found.append(read_approval(row, own, now=now))
+        except ApprovalRefusedError as error:
+            logger.error("A call that waits cannot be shown: %s", error)
+    return found
 
 
 def _is_vote(decision: Decision, approval: PendingApproval) -> TypeGuard[Approve]:

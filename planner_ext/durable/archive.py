@@ -24,7 +24,7 @@ from planner_ext.durable.inputs import (
     read_new_budget,
     read_said,
 )
-from planner_ext.durable.listing import joined_tags
+from planner_ext.durable.listing import joined
 from planner_ext.durable.records import (
     RUN_ID,
     fold_journal,
@@ -216,7 +216,7 @@ async def fork_run(
         "inputs": None if written is None else json.loads(written),
         "new_budget": None,
         "said": None,
-        "tags": joined_tags(stored.record.tags),
+        "tags": joined(stored.record.tags),
     }
     steps = await _journal_steps(new_run_id, facts)
     # nothing waits in a fork, and what was decided binds to the first run

@@ -171,7 +171,10 @@ CREATE_TABLES: tuple[str, ...] = (
         decision TEXT,
         decided_at DOUBLE PRECISION,
         problem TEXT,
-        votes TEXT
+        votes TEXT,
+        function TEXT,
+        roles TEXT,
+        question TEXT
     )
     """,
     """
@@ -252,6 +255,7 @@ CREATE_TABLES: tuple[str, ...] = (
     "CREATE INDEX planner_runs_by_owner ON planner_runs (owner) WHERE owner IS NOT NULL",
     "CREATE INDEX planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
     "CREATE INDEX planner_approvals_by_run ON planner_approvals (run_id)",
+    "CREATE INDEX planner_approvals_by_decision ON planner_approvals (decided_at, id) WHERE decided_at IS NOT NULL",
     "CREATE INDEX planner_refusals_by_run ON planner_refusals (run_id)",
     "CREATE INDEX planner_refusals_by_id ON planner_refusals (id)",
     "CREATE INDEX planner_grants_by_expiry ON planner_grants (expires_at)",
@@ -277,7 +281,9 @@ worker has claimed it.
 
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or
 ``closed``. ``votes``: who approved it so far, and when, where several have to; null
-whenever it waits anew. ``planner_refusals``: decisions that were not taken, of the
+whenever it waits anew. ``function``, ``roles``, ``question``: of ``call``, to choose by;
+``roles`` as ``tags``, with those of its escalation; ``question``: digest of what is
+asked, equal for equal calls. ``planner_refusals``: decisions that were not taken, of the
 approval that ``id`` names, or of a call of the run that did not wait.
 ``planner_workers.seen_at``: the worker's last heartbeat; after ``lease_seconds``
 without one others take its runs.
@@ -287,7 +293,8 @@ then. ``planner_grants.question``: digest of the question that ``decision`` answ
 ``used`` times so far, the last time for the approval ``used_for``.
 ``planner_deleted``: the `deleted_digest` of each deleted run's name, and its last
 status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
-no run is driven, and ``retried``, when a failed run was last revived. Times are seconds since the epoch.
+no run is driven, ``retried``, when a failed run was last revived, and ``inbox``, the
+address of its pages. Times are seconds since the epoch.
 """
 
 

@@ -81,6 +81,38 @@ class RunFilters(TypedDict, total=False):
     updated_before: float | None
 
 
+class CallFilters(TypedDict, total=False):
+    """Which calls and questions to list or count; None does not filter.
+
+    Attributes:
+        text: A text that its goal, function or arguments contain; ASCII letters match
+            in upper and lower case.
+        function: The fully qualified name of its function.
+        role: One of those that it asks, or will ask after its escalation.
+        tag: A tag of its run.
+        equal_to: What `equal_calls` returns for it: the same function, arguments and
+            prompt.
+        expires_before: It expires before this time, in seconds since the epoch.
+        after: It stands behind the call of this id, the oldest first.
+        by: The name of who decided it, or of one of several.
+        kind: How it was decided: ``approve``, ``deny``, ``supply`` or ``expire``.
+        decided_after: When it was decided, at the earliest.
+        decided_before: Before this time.
+    """
+
+    text: str | None
+    function: str | None
+    role: str | None
+    tag: str | None
+    equal_to: str | None
+    expires_before: float | None
+    after: str | None
+    by: str | None
+    kind: str | None
+    decided_after: float | None
+    decided_before: float | None
+
+
 @frozen
 class Hold:
     """Why no run of a store is driven; see `Runs.pause_all`.
@@ -141,7 +173,22 @@ _CONDITIONS = {
     "updated_after": "updated_at >= :updated_after",
     "updated_before": "updated_at < :updated_before",
 }
-"""The condition of each filter."""
+"""The condition of each filter of runs."""
+
+_CALL_CONDITIONS = {
+    "text": "LOWER(call) LIKE :text ESCAPE '!'",
+    "function": "function = :function",
+    "role": "REPLACE(roles, :role, '') <> roles",
+    "tag": "run_id IN (SELECT run_id FROM planner_runs WHERE REPLACE(tags, :tag, '') <> tags)",
+    "equal_to": "question = :equal_to",
+    "expires_before": "expires_at < :expires_before",
+    "after": "(asked_at, id) > (SELECT asked_at, id FROM planner_approvals WHERE id = :after)",
+    "by": "REPLACE(decision, :by, '') <> decision",
+    "kind": "REPLACE(decision, :kind, '') <> decision",
+    "decided_after": "decided_at >= :decided_after",
+    "decided_before": "decided_at < :decided_before",
+}
+"""The condition of each filter of calls."""
 
 
 def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, Value]]:
@@ -156,19 +203,41 @@ def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, 
         if status is None
         else {f"is_{one}": one for one in _checked_statuses(status)}
     )
-    values: dict[str, Value] = {**named}
-    conditions = (
-        [f"status IN ({', '.join(f':{one}' for one in named)})"] if named else []
-    )
+    conditions, values = _conditions("runs", filters, _CONDITIONS, _TEXTS)
+    if named:
+        conditions = [
+            f"status IN ({', '.join(f':{one}' for one in named)})",
+            *conditions,
+        ]
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    return where, {**named, **values}
+
+
+def calls_clause(
+    filters: CallFilters,
+) -> tuple[str, dict[str, Value]]:
+    """Write the conditions of calls, each after an AND; as `where_clause`."""
+    conditions, values = _conditions("calls", filters, _CALL_CONDITIONS, _CALL_TEXTS)
+    return "".join(f" AND {one}" for one in conditions), values
+
+
+def _conditions(
+    noun: str,
+    filters: Mapping[str, object],
+    known: Mapping[str, str],
+    texts: Mapping[str, Callable[[str], str]],
+) -> tuple[list[str], dict[str, Value]]:
+    conditions: list[str] = []
+    values: dict[str, Value] = {}
     for name, given in filters.items():
-        if name not in _CONDITIONS:
+        if name not in known:
             raise TypeError(
-                f"There is no filter {name!r} of runs. There are: status, {', '.join(_CONDITIONS)}."
+                f"There is no filter {name!r} of {noun}. There are: {', '.join(known)}."
             )
         if given is not None:
-            conditions.append(_CONDITIONS[name])
-            values[name] = _checked_value(name, given)
-    return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
+            conditions.append(known[name])
+            values[name] = _checked_value(name, given, texts)
+    return conditions, values
 
 
 def _checked_statuses(given: object) -> Sequence[str]:
@@ -184,11 +253,13 @@ def _checked_statuses(given: object) -> Sequence[str]:
     return named
 
 
-def _checked_value(name: str, given: object) -> Value:
-    if name in _TEXTS:
+def _checked_value(
+    name: str, given: object, texts: Mapping[str, Callable[[str], str]]
+) -> Value:
+    if name in texts:
         if not isinstance(given, str):
             raise StoreError(f"{name} must be a text; got {shown(given)}.")
-        return _TEXTS[name](given)
+        return texts[name](given)
     if (
         isinstance(given, bool)
         or not isinstance(given, int | float)
@@ -215,14 +286,26 @@ _TEXTS: Mapping[str, Callable[[str], str]] = {
     # As `CallDecided` is written: no text of a model reads so in it.
     "function": lambda name: f'"function":{json.dumps(name)},"kind":',
     "error": _contained,
-    "tag": lambda tag: joined_tags([tag]) or "",
+    "tag": lambda tag: joined([tag]) or "",
 }
-"""What each filter by a text compares with."""
+"""What each filter of runs by a text compares with."""
+
+_CALL_TEXTS: Mapping[str, Callable[[str], str]] = {
+    "text": _contained,
+    "function": str,
+    "role": lambda role: joined([role]) or "",
+    "tag": lambda tag: joined([tag]) or "",
+    "equal_to": str,
+    "after": str,
+    # As `write_decision` writes them.
+    "by": lambda name: f'"by": {json.dumps(name)}',
+    "kind": lambda kind: f', "kind": {json.dumps(kind)}, ',
+}
 
 
-def joined_tags(tags: Iterable[str]) -> str | None:
-    """Join tags, which have no line breaks, to the value of their column."""
-    return "".join(f"\n{tag}\n" for tag in tags) or None
+def joined(names: Iterable[str]) -> str | None:
+    """Join names, such as tags, which have no line breaks, to the value of their column."""
+    return "".join(f"\n{name}\n" for name in names) or None
 
 
 def with_waits(

@@ -30,6 +30,7 @@ from planner_ext.durable.errors import (
 from planner_ext.durable.records import (
     PendingApproval,
     RunRecord,
+    approval_path,
     read_approval,
     read_moment,
 )
@@ -100,6 +101,8 @@ class RunNotice:
         where: The store's path or address, without passwords; `Approvals.connect` and
             ``planner-ext approvals`` decide there.
         at: When it happened.
+        inbox: The address of the inbox, as ``planner-ext serve --public-url`` or
+            `Runs.set_inbox` last gave it; "" if that is not known.
     """
 
     id: str
@@ -111,22 +114,35 @@ class RunNotice:
     pending: tuple[PendingApproval, ...]
     where: str
     at: datetime
+    inbox: str = ""
 
     @property
     def text(self) -> str:
-        """The notice for a person, as plain text: the goal, and what waits with its arguments."""
+        """The notice for a person, as plain text: the goal, and what waits with its arguments and address."""
         from planner_ext.readable.plain import notice_text  # noqa: PLC0415  (only to notify)
 
         state = f"{self.status}: {self.problem}" if self.problem else self.status
-        return notice_text(f"{self.goal}\n{state}", self.pending)
+        addresses = [self.address_of(call) for call in self.pending]
+        return notice_text(f"{self.goal}\n{state}", self.pending, addresses)
+
+    def address_of(self, call: PendingApproval) -> str:
+        """Return the address of a call's page in the inbox; "" if that is not known."""
+        return self.inbox and f"{self.inbox}/{approval_path(call.id)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert the notice to JSON values, with its text; times are in ISO format."""
+        """Convert the notice to JSON values, with its text; times are in ISO format.
+
+        Each pending call has its ``address``, as of `address_of`.
+        """
+        pending = [
+            {**call.as_dict(), "address": self.address_of(call)}
+            for call in self.pending
+        ]
         return {
             **asdict(self),
             "text": self.text,
             "at": self.at.isoformat(),
-            "pending": [call.as_dict() for call in self.pending],
+            "pending": pending,
         }
 
 
@@ -344,6 +360,7 @@ class Notifier:
             problem=state.problem,
             pending=await self._pending(record) if event == "paused" else (),
             where=self._where,
+            inbox=await self._store.inbox(),
             at=datetime.fromtimestamp(float(created_at or 0), UTC),
         )
 

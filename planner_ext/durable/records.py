@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Self, cast
+from urllib.parse import quote
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -247,6 +248,16 @@ def call_values(run: OpenRun, call: Call) -> dict[str, Any]:
     if call.decided_fact.approved and not call.started:
         values["further"] = True  # others have approved it
     return values
+
+
+def question_digest(function: str, arguments: Mapping[str, Any], prompt: str) -> str:
+    """Digest what is asked about a call."""
+    return digest_of(function, {"arguments": arguments, "prompt": prompt})
+
+
+def approval_path(id_: str) -> str:
+    """Return the address of a call's page in the inbox, relative to its root."""
+    return f"approvals/{quote(id_, safe='')}"
 
 
 def _panel_values(fact: CallDecided) -> dict[str, Any]:
@@ -525,7 +536,7 @@ def write_decision(
     _check_decision(decision)
     more: dict[str, Any] = {"verified": True} if verified else {}
     more |= {"grant": grant} if grant else {}
-    more |= {"votes": [*votes]} if votes else {}
+    more |= {"votes": [{"by": name} for name in votes]} if votes else {}
     try:
         return json.dumps(
             {"schema": _DECISION_SCHEMA, "kind": kind, **more, **asdict(decision)},
@@ -568,7 +579,7 @@ def read_decision(text: str) -> tuple[Decision, bool, str, tuple[str, ...]]:
             )
         verified = data.pop("verified", False) is True
         grant = _text(data.pop("grant", ""))
-        votes = tuple(map(_text, data.pop("votes", ())))
+        votes = tuple(_text(vote["by"]) for vote in data.pop("votes", ()))
         decision = _KINDS[data.pop("kind")](**data)
     _check_decision(decision)
     return decision, verified, grant, votes

@@ -50,7 +50,7 @@ from planner_ext.durable.listing import (
     RunStats,
     Statuses,
     StoreMarks,
-    joined_tags,
+    joined,
     time_text,
 )
 from planner_ext.durable.notices import (
@@ -381,6 +381,18 @@ class RunsClient:
         """Read marks that change with the store, in a fraction of a millisecond: poll this to follow it."""
         return await self._store.marks(self._clock.now())
 
+    async def set_inbox(self, address: str) -> None:
+        """Store the address at which people reach the inbox, such as ``https://inbox.example.com``, for notices.
+
+        Raises:
+            StoreError: If it does not begin with ``https://`` or ``http://``.
+        """
+        if not address.startswith(("https://", "http://")):
+            raise StoreError(
+                f"The inbox's address must begin with https:// or http://; got {shown(address)}."
+            )
+        await self._store.set_inbox(address.rstrip("/"))
+
     def approvals(
         self, *, authorize: Authorize | tuple[Authorize, ...] | None = None
     ) -> Approvals:
@@ -604,7 +616,7 @@ class RunsClient:
             at=self._clock.now(),
             status=status,
             inputs=text,
-            tags=joined_tags(tags),
+            tags=joined(tags),
             reuse=reuse,
         )
         if created:

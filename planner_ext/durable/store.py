@@ -38,11 +38,13 @@ from planner_ext.durable.listing import (
     OPEN,
     PAGE,
     STATUSES,
+    CallFilters,
     Hold,
     RunFilters,
     RunStats,
     Statuses,
     StoreMarks,
+    calls_clause,
     where_clause,
     with_waits,
 )
@@ -186,7 +188,8 @@ _DECIDED = (
     f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
 )
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
-_COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
+_COUNT_CALLS = "SELECT COUNT(*) FROM planner_approvals WHERE"
+_IS_DECIDED = "decided_at IS NOT NULL AND decision IS NOT NULL"
 
 _IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {age} <= lease_seconds)"
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
@@ -771,6 +774,20 @@ class JournalStore:
             rows = await self._rows(statement, value=json.dumps(asdict(hold)))
         return bool(rows)
 
+    async def set_inbox(self, address: str) -> None:
+        """Store the address of the inbox."""
+        statement = """
+            INSERT INTO planner_settings (name, value) VALUES ('inbox', :value)
+            ON CONFLICT (name) DO UPDATE SET value = excluded.value
+        """
+        await self._rows(statement, value=json.dumps(address))
+
+    async def inbox(self) -> str:
+        """Read the address of the inbox; "" if there is none."""
+        statement = "SELECT value FROM planner_settings WHERE name = 'inbox'"
+        rows = await self._rows(statement)
+        return str(json.loads(str(rows[0][0]))) if rows else ""
+
     async def hooks_of_unfinished(self) -> tuple[str, ...]:
         """Read the names of the ``authorize`` hooks of an unfinished run that has some."""
         statement = f"""
@@ -781,21 +798,69 @@ class JournalStore:
         return hooks_in(str(rows[0][0]), *rows[0][1:]) if rows else ()
 
     async def open_approvals(
-        self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
+        self,
+        now: float,
+        *,
+        run_id: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+        **filters: Unpack[CallFilters],
     ) -> Sequence[Row]:
         """List the rows of open approvals, the oldest first."""
-        statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
+        which, values = calls_clause(filters)
+        statement = f"""
+            {_APPROVAL} WHERE {_of_run(run_id)} {OPEN}{which} ORDER BY asked_at, id LIMIT :limit OFFSET :offset
+        """
         return await self._rows(
-            statement, now=now, run_id=run_id, **_page(limit, offset)
+            statement, **values, now=now, run_id=run_id, **_page(limit, offset)
         )
 
     async def count_open_approvals(
-        self, now: float, *, run_id: str | None = None
+        self,
+        now: float,
+        *,
+        run_id: str | None = None,
+        **filters: Unpack[CallFilters],
     ) -> int:
         """Count the open approvals."""
-        return await self._number(
-            f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id
+        which, values = calls_clause(filters)
+        statement = f"{_COUNT_CALLS} {_of_run(run_id)} {OPEN}{which}"
+        return await self._number(statement, **values, now=now, run_id=run_id)
+
+    async def equal_approvals(self, now: float, *, limit: int) -> Mapping[str, int]:
+        """Count open approvals by what is asked, the most first, where that are several."""
+        statement = f"""
+            SELECT question, COUNT(*) FROM planner_approvals WHERE {OPEN}
+            GROUP BY question HAVING COUNT(*) > 1 ORDER BY COUNT(*) DESC, question LIMIT :limit
+        """
+        rows = await self._rows(statement, now=now, limit=limit)
+        return {str(question): int(number or 0) for question, number in rows}
+
+    async def decided_approvals(
+        self,
+        *,
+        run_id: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+        **filters: Unpack[CallFilters],
+    ) -> Sequence[Row]:
+        """List the rows of decided approvals, the latest decision first."""
+        which, values = calls_clause(filters)
+        statement = f"""
+            {_APPROVAL} WHERE {_of_run(run_id)} {_IS_DECIDED}{which}
+            ORDER BY decided_at DESC, id DESC LIMIT :limit OFFSET :offset
+        """
+        return await self._rows(
+            statement, **values, run_id=run_id, **_page(limit, offset)
         )
+
+    async def count_decided_approvals(
+        self, *, run_id: str | None = None, **filters: Unpack[CallFilters]
+    ) -> int:
+        """Count the decided approvals."""
+        which, values = calls_clause(filters)
+        statement = f"{_COUNT_CALLS} {_of_run(run_id)} {_IS_DECIDED}{which}"
+        return await self._number(statement, **values, run_id=run_id)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
         """Read the rows of an approval and of its refused decisions."""

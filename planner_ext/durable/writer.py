@@ -46,12 +46,14 @@ from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.grants import using_steps
 from planner_ext.durable.inputs import NewBudget, read_said, said_line
+from planner_ext.durable.listing import joined
 from planner_ext.durable.records import (
     PendingApproval,
     approval_id,
     asked_call,
     call_values,
     fold_journal,
+    question_digest,
 )
 from planner_ext.durable.store import JournalStore, notice_step
 from planner_ext.engine.batch import BudgetHandle
@@ -85,10 +87,12 @@ _COUNT_REPLY = (
 )
 _COUNT_FAILED = f"UPDATE planner_runs SET {_TOTALS} WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
 _OPEN_APPROVAL = """
-    INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at, problem)
-    VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at, :problem)
+    INSERT INTO planner_approvals
+        (id, run_id, status, fingerprint, call, function, roles, question, asked_at, expires_at, problem)
+    VALUES (:id, :run_id, 'open', :fingerprint, :call, :function, :roles, :question, :asked_at, :expires_at, :problem)
     ON CONFLICT (id) DO UPDATE
-    SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, asked_at = excluded.asked_at,
+    SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, function = excluded.function,
+        roles = excluded.roles, question = excluded.question, asked_at = excluded.asked_at,
         expires_at = excluded.expires_at, decision = NULL, decided_at = NULL, votes = NULL,
         problem = CASE WHEN planner_approvals.status = 'closed' OR excluded.problem IS NOT NULL THEN excluded.problem
                        ELSE planner_approvals.problem END
@@ -488,11 +492,17 @@ async def cancel_run(
 def _open_steps(run_id: str, id_: str, run: OpenRun, call: Call) -> list[Step]:
     fact = call.decided_fact
     problem = _compact(fact.reason) if fact.reason else None
+    values = call_values(run, call)
     opens: dict[str, Value] = {
         "id": id_,
         "run_id": run_id,
         "fingerprint": fact.fingerprint,
-        "call": _compact(call_values(run, call)),
+        "call": _compact(values),
+        "function": values["fully_qualified_name"],
+        "roles": joined([*values["roles"], *values.get("escalates_to", ())]),
+        "question": question_digest(
+            values["fully_qualified_name"], values["arguments"], values["prompt"]
+        ),
         "asked_at": run.state.at,
         "expires_at": fact.expires_at,
         "problem": problem,

@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
+from starlette.datastructures import ImmutableMultiDict
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -19,6 +22,7 @@ from starlette.routing import Route
 
 from planner_ext.approval.decisions import Approve, Authorize, Decision, Deny, Supply
 from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.values import frozen
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
@@ -27,9 +31,14 @@ from planner_ext.durable.errors import (
     UnknownRunError,
 )
 from planner_ext.durable.grants import typed_grant
-from planner_ext.durable.listing import STATUSES, RunFilters, StoreMarks
+from planner_ext.durable.listing import (
+    STATUSES,
+    CallFilters,
+    RunFilters,
+    StoreMarks,
+)
 from planner_ext.durable.options import checked_hook
-from planner_ext.durable.records import PendingApproval
+from planner_ext.durable.records import PendingApproval, approval_path
 from planner_ext.durable.runs import RunsClient
 from planner_ext.durable.store import opened_store
 from planner_ext.inbox import views
@@ -44,9 +53,12 @@ from planner_ext.inbox.security import (
     Token,
     Visitor,
     asked_path,
+    check_form_token,
     form_of,
+    parsed_form,
     person_name,
     redirect,
+    typed_in,
 )
 from planner_ext.readable.html import html_of
 from planner_ext.readable.text import exact, visible, visible_line
@@ -60,6 +72,12 @@ PAGE = 50
 _ROWS_SECONDS = 10
 """The longest age of the relative times in a cached list."""
 _MOST_PARTS = 100
+_LONG_PAGE = 200
+"""Entries of a page of equal calls: there is one call to read."""
+_MOST_ASKED = 500
+"""The oldest calls about which the hook is asked whether a visitor may decide them."""
+_MOST_KEPT = 50
+"""The outcomes of many decisions, and the texts typed before a sign-in, that are kept."""
 
 _FOLDER = Path(__file__).parent
 _STATIC = {
@@ -83,9 +101,16 @@ _EDITS = ("look", "edit")
 """An edit is looked at, then decided on."""
 _PAST = {"approve": "approved", "deny": "denied"}
 """The decisions on many calls."""
+_SIGNED_OUT = "You had been signed out: nothing was decided. Read it again, and decide."
+_NO_DATE = "Expected a date such as 2026-11-22."
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
-_FILTERS = ("goal", "worker", "created_after", "created_before")
+_RUN_FILTERS = ("goal", "worker", "tag", "created_after", "created_before")
+_CALL_FILTERS = ("text", "function", "role", "tag", "run_id", "equal_to", "expires_in")
+_DECISION_FILTERS = (
+    *("text", "function", "role", "tag", "run_id"),
+    *("by", "kind", "decided_after", "decided_before"),
+)
 
 
 def app(
@@ -133,6 +158,27 @@ def app(
     return application
 
 
+@frozen
+class _Part:
+    """A page of the waiting calls, as HTML.
+
+    Attributes:
+        total: The calls of the list.
+        size: How many a page shows.
+        others: How many the hook keeps from the visitor, or was not asked about.
+        is_mine: Whether these are left out.
+        is_checked: Whether a hook checks who decides.
+    """
+
+    shown: int
+    total: int
+    size: int
+    rows: Markup
+    others: int
+    is_mine: bool
+    is_checked: bool
+
+
 class _Inbox:
     """The handlers of the routes, and the store that they share."""
 
@@ -149,7 +195,8 @@ class _Inbox:
         self._client = runs if isinstance(runs, RunsClient) else None
         self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
-        self._rows: dict[tuple[str, int], tuple[int, Markup]] = {}
+        self._rows: dict[object, _Part] = {}
+        self._kept: dict[str, tuple[str, object]] = {}
         self._rows_state = "", 0.0
         self.live = Live(self._marks)
         self._templates = Environment(
@@ -172,6 +219,10 @@ class _Inbox:
         pages: list[tuple[str, str, _Handler]] = [
             ("/", "GET", self._show_waiting),
             ("/approvals", "POST", self._decide_many),
+            ("/next", "GET", self._show_next),
+            ("/outcomes/{key}", "GET", self._show_outcomes),
+            ("/decisions", "GET", self._show_decisions),
+            ("/decisions.{form}", "GET", self._send_decisions),
             ("/approvals/{id:path}", "GET", self._show_approval),
             ("/approvals/{id:path}", "POST", self._decide),
             ("/grants", "GET", self._show_grants),
@@ -226,7 +277,12 @@ class _Inbox:
         async def handle(request: Request) -> Response:
             visitor = await self.sessions.visitor_of(request)
             if visitor is None:
-                return self._sign_in_page(request, next=asked_path(request), status=401)
+                return self._sign_in_page(
+                    request,
+                    next=asked_path(request),
+                    typed=await typed_in(request),
+                    status=401,
+                )
             request.scope[_VISITOR] = visitor
             try:
                 response = await handler(request)
@@ -265,7 +321,7 @@ class _Inbox:
             form = await form_of(request, None)
         except RefusedFormError as error:
             return self._sign_in_page(request, problem=str(error), status=400)
-        typed = {"name": form.get("name", ""), "next": form.get("next", "")}
+        typed = {name: form.get(name, "") for name in ("name", "next", "typed")}
         if not await self.sessions.may_try(request):
             problem = "There were too many wrong tokens from your address. Wait a minute, and try again."
             return self._sign_in_page(
@@ -289,7 +345,11 @@ class _Inbox:
                 problem=problem,
                 status=422,
             )
-        response = redirect(request, typed["next"])
+        to = typed["next"]
+        if typed["typed"]:
+            draft = self._keep(name, parsed_form(typed["typed"]))
+            to += f"{'&' if '?' in to else '?'}draft={draft}"
+        response = redirect(request, to)
         self.sessions.open(name, response, request)
         return response
 
@@ -300,6 +360,7 @@ class _Inbox:
         token: str = "",
         name: str = "",
         next: str = "",
+        typed: str = "",
         problem: str = "",
         status: int = 200,
     ) -> Response:
@@ -308,6 +369,11 @@ class _Inbox:
             "by_token": known is not None,
             "user": known and known.user,
             "problem": problem,
+            "fields": [
+                (name, text)
+                for name, text in parsed_form(typed).multi_items()
+                if name != "form_token"
+            ],
         }
         return self._page(
             request,
@@ -316,8 +382,21 @@ class _Inbox:
             token=token,
             name=name,
             next=next,
+            typed=typed,
             **values,
         )
+
+    def _keep(self, author: str, value: object) -> str:
+        """Keep a value for a person's next page, and return its key."""
+        key = secrets.token_urlsafe(12)
+        self._kept[key] = author, value
+        if len(self._kept) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return key
+
+    def _kept_of(self, request: Request, key: str) -> object:
+        author, value = self._kept.get(key, ("", None))
+        return value if author == _visitor_in(request).name else None
 
     async def _sign_out(self, request: Request) -> Response:
         await form_of(request, _visitor_in(request))
@@ -330,42 +409,109 @@ class _Inbox:
     async def _show_waiting(self, request: Request) -> Response:
         marks = await self._marks()
         offset = _offset_of(request)
-        shown, rows = await self._waiting_rows(request, marks.waiting, offset)
+        chosen = _chosen(request, _CALL_FILTERS)
+        part = await self._part(request, marks.waiting, offset)
         paging = views.paging_of(
-            request, size=PAGE, offset=offset, shown=shown, total=marks.number
+            request,
+            size=part.size,
+            offset=offset,
+            shown=part.shown,
+            total=part.total,
         )
         return self._page(
-            request, "waiting", rows=rows, paging=paging, mark=marks.waiting
+            request,
+            "waiting",
+            part=part,
+            paging=paging,
+            filters={name: chosen.get(name, "") for name in _CALL_FILTERS},
+            chosen=chosen,
+            query=_query_of(request),
+            mark=marks.waiting,
         )
 
-    async def _waiting_rows(
-        self, request: Request, mark: str, offset: int
-    ) -> tuple[int, Markup]:
-        """Render a page of the waiting calls, once for all viewers."""
+    async def _part(self, request: Request, mark: str, offset: int) -> "_Part":
+        """Render a page of the waiting calls, once for all viewers who may decide the same."""
         now = time.time()
-        root = request.scope.get("root_path", "")
+        approvals = await self._approvals()
+        by = _visitor_in(request).name
+        is_mine = _is_mine(request, approvals)
         if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(
             self._rows
         ) > _MOST_PARTS:
             self._rows_state = state
             self._rows = {}
-        rows = self._rows
-        key = (root, offset)
-        if key not in rows:
-            calls = await (await self._approvals()).pending(limit=PAGE, offset=offset)
-            template = self._templates.get_template("rows.html.jinja")
-            text = template.render(
-                root=f"{root}/", calls=[views.waiting_of(call, now) for call in calls]
+        root = request.scope.get("root_path", "")
+        key = (root, request.url.query, by if is_mine else None)
+        if (known := self._rows.get(key)) is not None:
+            return known
+        filters, run_id = _call_filters(request, now)
+        size = _LONG_PAGE if "equal_to" in filters else PAGE
+        total = await approvals.count(run_id, **filters)
+        others = 0
+        if is_mine:
+            found = [
+                call
+                async for call in self._decidable(request, filters, run_id, _MOST_ASKED)
+            ]
+            others = total - len(found)
+            total = len(found)
+            calls = found[offset : offset + size]
+        else:
+            calls = await approvals.pending(
+                run_id, limit=size, offset=offset, **filters
             )
-            rows[key] = len(calls), Markup(text)  # noqa: S704  (escaped by the template)
-        return rows[key]
+        equal = await approvals.equal_calls()
+        text = self._templates.get_template("rows.html.jinja").render(
+            root=f"{root}/",
+            calls=[views.waiting_of(call, now, equal) for call in calls],
+            query=_query_of(request),
+            all=request.query_params.get("select") == "all",
+        )
+        part = _Part(
+            shown=len(calls),
+            total=total,
+            size=size,
+            rows=Markup(text),  # noqa: S704  (escaped by the template)
+            others=others,
+            is_mine=is_mine,
+            is_checked=approvals.asks_hook,
+        )
+        self._rows[key] = part
+        return part
+
+    async def _decidable(
+        self, request: Request, filters: CallFilters, run_id: str | None, limit: int
+    ) -> AsyncGenerator[PendingApproval]:
+        """List the oldest calls, without those that the hook keeps from the visitor."""
+        approvals = await self._approvals()
+        by = _visitor_in(request).name
+        is_mine = _is_mine(request, approvals)
+        for call in await approvals.pending(run_id, limit=limit, **filters):
+            if not is_mine or await approvals.may_decide(call, by=by):
+                yield call
+
+    async def _show_next(self, request: Request) -> Response:
+        return redirect(
+            request, await self._next_of(request, request.query_params.get("after", ""))
+        )
+
+    async def _next_of(self, request: Request, id: str) -> str:
+        """Return the address of the next call in the visitor's list, or of the empty list."""
+        filters, run_id = _call_filters(request, time.time())
+        limit = _MOST_ASKED if _is_mine(request, await self._approvals()) else 2
+        behind: CallFilters = {**filters, "after": id}
+        for chosen in (behind, filters):
+            async for call in self._decidable(request, chosen, run_id, limit):
+                if call.id != id:
+                    return approval_path(call.id) + _query_of(request)
+        return _query_of(request)
 
     async def _decide_many(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
         approvals = await self._approvals()
         by = _visitor_in(request).name
         outcomes = list[views.Outcome]()
-        kind = form.get("decision")
+        kind = form.get("decision", "")
         if kind not in _PAST:
             raise RefusedFormError(
                 "Expected the decision approve or deny. Nothing was changed."
@@ -390,10 +536,88 @@ class _Inbox:
                 taken = False
                 text = str(error)
             outcomes.append(views.outcome_of(id, taken=taken, text=text))
-        return self._page(request, "outcomes", outcomes=outcomes, kind=kind)
+        key = self._keep(by, (kind, outcomes))
+        return redirect(request, f"outcomes/{key}{_query_of(request)}")
+
+    async def _show_outcomes(self, request: Request) -> Response:
+        """Show what many decisions led to, while this process remembers it."""
+        kept = self._kept_of(request, request.path_params["key"])
+        if not isinstance(kept, tuple):
+            by = _visitor_in(request).name
+            return redirect(request, f"decisions?{urlencode({'by': by})}")
+        kind, outcomes = cast("tuple[str, Sequence[views.Outcome]]", kept)
+        return self._page(
+            request,
+            "outcomes",
+            outcomes=outcomes,
+            kind=kind,
+            query=_query_of(request),
+        )
+
+    # Decisions
+
+    async def _show_decisions(self, request: Request) -> Response:
+        approvals = await self._approvals()
+        offset = _offset_of(request)
+        chosen = _chosen(request, _DECISION_FILTERS)
+        problem = ""
+        calls: Sequence[PendingApproval] = ()
+        total = 0
+        try:
+            filters, run_id = _decision_filters(chosen)
+            calls = await approvals.decisions(
+                run_id, limit=PAGE, offset=offset, **filters
+            )
+            total = await approvals.count_decisions(run_id, **filters)
+        except ValueError:
+            problem = _NO_DATE
+        now = time.time()
+        return self._page(
+            request,
+            "decisions",
+            calls=[views.decision_of(call, now) for call in calls],
+            paging=views.paging_of(
+                request, size=PAGE, offset=offset, shown=len(calls), total=total
+            ),
+            filters={name: chosen.get(name, "") for name in _DECISION_FILTERS},
+            problem=problem,
+            exported=urlencode(chosen),
+        )
+
+    async def _send_decisions(self, request: Request) -> Response:
+        """Send all chosen decisions as CSV or JSON, as they are read."""
+        writer = views.WRITERS.get(request.path_params["form"])
+        if writer is None:
+            return await self._show_no_page(request)
+        media_type, write = writer
+        try:
+            filters, run_id = _decision_filters(_chosen(request, _DECISION_FILTERS))
+        except ValueError:
+            return await self._show_decisions(request)
+        # A decision that is made meanwhile would shift the others.
+        filters.setdefault("decided_before", time.time())
+        approvals = await self._approvals()
+
+        async def parts() -> AsyncGenerator[str]:
+            offset = 0
+            while True:
+                calls = await approvals.decisions(
+                    run_id, limit=_LONG_PAGE, offset=offset, **filters
+                )
+                yield write(calls, is_first=offset == 0)
+                if not calls:
+                    return
+                offset += _LONG_PAGE
+
+        return StreamingResponse(parts(), media_type=media_type)
 
     async def _show_approval(self, request: Request) -> Response:
-        call = await (await self._approvals()).show(request.path_params["id"])
+        id = request.path_params["id"]
+        draft = self._kept_of(request, request.query_params.get("draft", ""))
+        if isinstance(draft, ImmutableMultiDict):
+            form = cast("Form", draft)
+            return await self._refused_page(request, id, form, _SIGNED_OUT, 200)
+        call = await (await self._approvals()).show(id)
         return await self._approval_page(request, call)
 
     async def _approval_page(
@@ -428,6 +652,7 @@ class _Inbox:
                 is_checked=approvals.asks_hook,
             ),
             siblings=[one for one in waiting if one.id != call.id],
+            query=_query_of(request),
             unreadable=unreadable,
             fields=fields,
             edited=edited,
@@ -437,24 +662,18 @@ class _Inbox:
         return self._page(request, "approval", status=status, page=page, mark=mark)
 
     async def _decide(self, request: Request) -> Response:
-        form = await form_of(request, _visitor_in(request))
+        visitor = _visitor_in(request)
+        form = await form_of(request, None)
         approvals = await self._approvals()
         id = request.path_params["id"]
-        by = _visitor_in(request).name
         call = await approvals.show(id)
-        typed = {name: form.get(name, "") for name in views.TYPED}
+        kind, _, then = form.get("decision", "").partition(" ")
         fields = None
         try:
+            check_form_token(form, visitor)
             _check_shown(call, form.get("fingerprint", ""))
-            if form.get("decision") in _EDITS and views.is_editable(call):
-                given = {
-                    key: text
-                    for key, text in form.items()
-                    if key.startswith("argument")
-                }
-                arguments, fields, problem = read_form(
-                    call.parameters, call.arguments, given
-                )
+            if kind in _EDITS and views.is_editable(call):
+                arguments, fields, problem = _edit_of(form, call)
                 if problem:
                     return await self._approval_page(
                         request,
@@ -462,34 +681,46 @@ class _Inbox:
                         status=422,
                         fields=fields,
                         problem=problem,
-                        typed=typed,
+                        typed=form,
                     )
                 if not _was_seen(form, call, arguments):
                     return await self._approval_page(
-                        request, call, fields=fields, edited=arguments, typed=typed
+                        request, call, fields=fields, edited=arguments, typed=form
                     )
                 decision = Approve(
-                    arguments=arguments, by=by, fingerprint=call.fingerprint
+                    arguments=arguments,
+                    by=visitor.name,
+                    fingerprint=call.fingerprint,
                 )
             else:
-                decision = _decision_on(call, form, by)
+                decision = _decision_on(call, kind, form, visitor.name)
             grant = typed_grant({name: form.get(name, "") for name in views.GRANT})
             taken = await approvals.decide(id, decision, grant=grant)
-        except ApprovalRefusedError as error:
-            call = await approvals.show(id)
-            return await self._approval_page(
-                request,
-                call,
-                status=409,
-                fields=fields,
-                problem=str(error),
-                typed=typed,
-            )
+        except (ApprovalRefusedError, RefusedFormError) as error:
+            status = 403 if isinstance(error, RefusedFormError) else 409
+            return await self._refused_page(request, id, form, str(error), status)
+        if taken and then:
+            return redirect(request, await self._next_of(request, id))
         if taken:
-            return redirect(request, views.approval_href(id))
+            return redirect(request, approval_path(id) + _query_of(request))
         call = await approvals.show(id)
+        return await self._refused_page(request, id, form, _first_text(call), 409)
+
+    async def _refused_page(
+        self, request: Request, id: str, form: Form, problem: str, status: int
+    ) -> Response:
+        """Show a call as it is now, with what was typed in a form that was not taken."""
+        call = await (await self._approvals()).show(id)
+        fields = None
+        if form.get("decision") in _EDITS and views.is_editable(call):
+            _, fields, _ = _edit_of(form, call)
         return await self._approval_page(
-            request, call, status=409, problem=_first_text(call), typed=typed
+            request,
+            call,
+            status=status,
+            fields=fields,
+            problem=problem,
+            typed=form,
         )
 
     async def _show_grants(self, request: Request) -> Response:
@@ -526,23 +757,19 @@ class _Inbox:
             for status in request.query_params.getlist("status")
             if status in STATUSES
         ]
-        chosen = {
-            name: text
-            for name in _FILTERS
-            if (text := request.query_params.get(name, "").strip())
-        }
+        chosen = _chosen(request, _RUN_FILTERS)
         problem = ""
         records = []
         total = 0
         marks = await runs.marks()
         try:
-            filters = _filters(chosen)
+            filters = cast("RunFilters", _filters(chosen))
             records = await runs.list(
                 status=statuses or None, limit=PAGE, offset=offset, **filters
             )
             total = await runs.count(status=statuses or None, **filters)
         except ValueError:
-            problem = "Expected a date such as 2026-11-22."
+            problem = _NO_DATE
         return self._page(
             request,
             "runs",
@@ -553,7 +780,7 @@ class _Inbox:
             ),
             statuses=STATUSES,
             chosen=statuses,
-            filters={name: chosen.get(name, "") for name in _FILTERS},
+            filters={name: chosen.get(name, "") for name in _RUN_FILTERS},
             problem=problem,
             mark=marks.runs,
         )
@@ -658,16 +885,24 @@ def _check_shown(call: PendingApproval, fingerprint: str) -> None:
         )
 
 
+def _edit_of(
+    form: Form, call: PendingApproval
+) -> tuple[dict[str, Any], tuple[Field, ...], str]:
+    """Read the arguments of an edit; see `read_form`."""
+    given = {key: text for key, text in form.items() if key.startswith("argument")}
+    return read_form(call.parameters, call.arguments, given)
+
+
 def _was_seen(form: Form, call: PendingApproval, arguments: Mapping[str, Any]) -> bool:
     """Whether an edit is decided on: if its form showed changes, they are its changes."""
     seen = form.get("looked_at") or views.edit_digest(call, arguments)
     return form.get("decision") == "edit" and seen == views.edit_digest(call, arguments)
 
 
-def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
+def _decision_on(call: PendingApproval, kind: str, form: Form, by: str) -> Decision:
     """Read a decision without edited arguments."""
-    match form.get("decision", ""):
-        case "approve" | "deny" as kind if kind == "deny" or call.kind == "function":
+    match kind:
+        case "approve" | "deny" if kind == "deny" or call.kind == "function":
             return _plain_decision(kind, form, by, call.fingerprint)
         case "retry" if call.in_doubt:
             return Approve(by=by, fingerprint=call.fingerprint)
@@ -711,21 +946,52 @@ def _offset_of(request: Request) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def _filters(chosen: Mapping[str, str]) -> RunFilters:
-    """Read the filters of the runs; `ValueError` if a date is invalid."""
-    days = {
-        name: chosen[name]
-        for name in ("created_after", "created_before")
-        if name in chosen
+def _query_of(request: Request) -> str:
+    """Return the filters of the visitor's list, to keep them in an address; "" without one."""
+    kept = {
+        name: text
+        for name in (*_CALL_FILTERS, "mine")
+        if (text := request.query_params.get(name))
     }
-    times = {
-        name: datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
-        for name, day in days.items()
+    return f"?{urlencode(kept)}" if kept else ""
+
+
+def _is_mine(request: Request, approvals: Approvals) -> bool:
+    """Whether the visitor's list leaves out what the hook keeps from them."""
+    return approvals.asks_hook and request.query_params.get("mine") != "no"
+
+
+def _chosen(request: Request, names: Sequence[str]) -> dict[str, str]:
+    """Return the filters of a page that are not blank, as they were typed."""
+    return {
+        name: text
+        for name in names
+        if (text := request.query_params.get(name, "").strip())
     }
-    return cast(
-        "RunFilters",
-        {
-            **{name: chosen[name] for name in ("goal", "worker") if name in chosen},
-            **times,
-        },
-    )
+
+
+def _filters(chosen: Mapping[str, str]) -> dict[str, object]:
+    """Read filters; `ValueError` if a date is invalid."""
+    return {
+        name: datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        if name.endswith(("_after", "_before"))
+        else text
+        for name, text in chosen.items()
+    }
+
+
+def _call_filters(request: Request, now: float) -> tuple[CallFilters, str | None]:
+    """Read the filters of what waits, and the run."""
+    filters = _filters(_chosen(request, _CALL_FILTERS))
+    run_id = filters.pop("run_id", None)
+    seconds = str(filters.pop("expires_in", ""))
+    if seconds.isdecimal() and len(seconds) < 10:
+        filters["expires_before"] = now + int(seconds)
+    return cast("CallFilters", filters), cast("str | None", run_id)
+
+
+def _decision_filters(chosen: Mapping[str, str]) -> tuple[CallFilters, str | None]:
+    """Read the filters of decisions, and the run; `ValueError` if a date is invalid."""
+    filters = _filters(chosen)
+    run_id = filters.pop("run_id", None)
+    return cast("CallFilters", filters), cast("str | None", run_id)

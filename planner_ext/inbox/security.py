@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import ImmutableMultiDict, MutableHeaders
 from starlette.requests import Request
@@ -259,11 +259,21 @@ def redirect(request: Request, to: str) -> Response:
 
 def asked_path(request: Request) -> str:
     """Return the requested page, relative to the root, to show it after the sign-in."""
-    if request.method != "GET":
-        return ""
     path = request.scope.get("raw_path", b"").decode("ascii", "replace")
     path = path.removeprefix(request.scope.get("root_path", "")).removeprefix("/")
+    if request.method != "GET" and not path.startswith("approvals/"):
+        return ""
     return f"{path}?{request.url.query}" if request.url.query else path
+
+
+async def typed_in(request: Request) -> str:
+    """Return the form of a request without a session, to show it after the sign-in; "" if there is none."""
+    if request.method != "POST" or not asked_path(request):
+        return ""
+    try:
+        return urlencode((await form_of(request, None)).multi_items())
+    except RefusedFormError:
+        return ""
 
 
 class RefusedFormError(PlannerExtError):
@@ -285,8 +295,15 @@ async def form_of(
         raise RefusedFormError(
             f"The form did not arrive within {seconds:g} seconds. Nothing was changed."
         ) from None
+    form = parsed_form(body.decode("ascii", "replace"))
+    if visitor is not None:
+        check_form_token(form, visitor)
+    return form
+
+
+def parsed_form(text: str) -> Form:
+    """Read the fields of a form from a request's body."""
     try:
-        text = body.decode("ascii")
         fields = parse_qsl(
             text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
         )
@@ -294,15 +311,16 @@ async def form_of(
         raise RefusedFormError(
             "This request is not a form of this page. Nothing was changed."
         ) from error
-    form = Form([(name, value.replace("\r\n", "\n")) for name, value in fields])
-    if visitor is not None and not same_text(
-        form.get("form_token", ""), visitor.form_token
-    ):
+    return Form([(name, value.replace("\r\n", "\n")) for name, value in fields])
+
+
+def check_form_token(form: Form, visitor: Visitor) -> None:
+    """Refuse a form that was not made for this visitor's session."""
+    if not same_text(form.get("form_token", ""), visitor.form_token):
         raise RefusedFormError(
             "This form belongs to another session: you may have signed in again since. Nothing was changed. Reload the "
             "page and decide again."
         )
-    return form
 
 
 async def _body_of(request: Request) -> bytes:

@@ -4,6 +4,9 @@ Templates escape these texts for HTML and put nothing into them. No text that a 
 decides on is cut; the middle of a long one is folded.
 """
 
+import csv
+import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
@@ -14,7 +17,11 @@ from starlette.requests import Request
 from planner_ext.approval.decisions import DecisionRecord, digest_of
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import frozen
-from planner_ext.durable.records import PendingApproval
+from planner_ext.durable.records import (
+    PendingApproval,
+    approval_path,
+    question_digest,
+)
 from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.inbox.forms import Field, drawn_form
 from planner_ext.readable.parts import (
@@ -54,6 +61,8 @@ class Waiting:
 
     Attributes:
         item: Its fingerprint and id, as the list's form returns them; see `item_of`.
+        equal_to: What lists the calls that ask the same.
+        equal: How many these are, this one included.
         about: The function's description.
         summary: What the call does, in the application's words.
         asked_by: The rule, mark or interceptor that asks.
@@ -72,6 +81,8 @@ class Waiting:
     item: str
     shown_id: str
     href: str
+    equal_to: str
+    equal: int
     run_id: str
     run_href: str
     kind: Kind
@@ -141,6 +152,7 @@ class ApprovalPage:
     Attributes:
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         who: Who may decide, and whether that is checked here.
+        query: The filters of the list from which the visitor came.
         siblings: The other calls that have to be decided before the run continues.
         refused: Decisions that were refused, the oldest first.
         unreadable: Why plan and conversation cannot be shown, or "".
@@ -156,6 +168,7 @@ class ApprovalPage:
     is_open: bool
     decision: Decided | None
     who: str
+    query: str
     siblings: tuple[Waiting, ...]
     refused: tuple[Decided, ...]
     plan: str
@@ -166,6 +179,19 @@ class ApprovalPage:
     looked_at: str = ""
     problem: str = ""
     typed: Mapping[str, str]
+
+
+@frozen
+class DecisionRow:
+    """A decided call in the list of decisions; ``ran``: the arguments that count, and what was changed in them."""
+
+    href: str
+    shown_id: str
+    run_id: str
+    run_href: str
+    function: str
+    parts: tuple[Part, ...]
+    decided: Decided
 
 
 @frozen
@@ -248,11 +274,6 @@ def _moment(at: datetime | None, now: float) -> Moment | None:
     return None if at is None else moment_of(at, now)
 
 
-def approval_href(id: str) -> str:
-    """Return the address of a call's page, relative to the application's root."""
-    return f"approvals/{quote(id, safe='')}"
-
-
 def item_of(text: str) -> tuple[str, str]:
     """Return the fingerprint and the id in `Waiting.item`."""
     fingerprint, _, id = text.partition(" ")
@@ -262,12 +283,15 @@ def item_of(text: str) -> tuple[str, str]:
 def outcome_of(id: str, *, taken: bool, text: str) -> Outcome:
     """Show the outcome of one of many decisions."""
     return Outcome(
-        shown_id=exact(id), href=approval_href(id), taken=taken, text=visible(text)
+        shown_id=exact(id), href=approval_path(id), taken=taken, text=visible(text)
     )
 
 
-def waiting_of(call: PendingApproval, now: float) -> Waiting:
-    """Show a call or question that waits."""
+def waiting_of(
+    call: PendingApproval, now: float, equal: Mapping[str, int] | None = None
+) -> Waiting:
+    """Show a call or question that waits; ``equal``: numbers of equal calls, as of `Approvals.equal_calls`."""
+    same = question_digest(call.fully_qualified_name, call.arguments, call.prompt)
     asks = call.kind == "question"
     question = call.arguments.get("question") if asks else call.prompt
     shown = visible(question) if isinstance(question, str) else exact_json(question)
@@ -278,7 +302,9 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     return Waiting(
         item=f"{call.fingerprint} {quote(call.id)}",
         shown_id=exact(call.id),
-        href=approval_href(call.id),
+        href=approval_path(call.id),
+        equal_to=same,
+        equal=(equal or {}).get(same, 1),
         run_id=exact(call.run_id),
         run_href=run_href(call.run_id),
         kind=kind,
@@ -308,6 +334,72 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     )
 
 
+def decision_of(call: PendingApproval, now: float) -> DecisionRow:
+    """Show a decided call."""
+    assert call.decision is not None, "it was decided"
+    asks = call.kind == "question"
+    return DecisionRow(
+        href=approval_path(call.id),
+        shown_id=exact(call.id),
+        run_id=exact(call.run_id),
+        run_href=run_href(call.run_id),
+        function="" if asks else exact(call.fully_qualified_name),
+        parts=parts_of(call.arguments, call.parameters),
+        decided=_decided(call.decision, now),
+    )
+
+
+def _exported(call: PendingApproval) -> dict[str, Any]:
+    """Return a decided call as JSON values."""
+    record = call.decision
+    assert record is not None, "it was decided"
+    return {
+        "at": record.at.isoformat(),
+        "by": record.by,
+        "decision": record.kind,
+        "function": call.fully_qualified_name,
+        "run": call.run_id,
+        "call": call.id,
+        "requested": call.arguments,
+        "arguments": record.arguments,
+        "reason": record.reason,
+        "result": record.result,
+        "grant": record.grant,
+    }
+
+
+def _as_json(calls: Sequence[PendingApproval], *, is_first: bool) -> str:
+    """Write a part of a JSON array; an empty part ends it."""
+    written = [json.dumps(_exported(call)) for call in calls]
+    lead = "[" if is_first else ("," if calls else "")
+    return f"{lead}{','.join(written)}{'' if calls else ']'}"
+
+
+def _as_csv(calls: Sequence[PendingApproval], *, is_first: bool) -> str:
+    """Write lines of CSV; a cell that a spreadsheet would take for a formula begins with an apostrophe."""
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    if is_first:
+        writer.writerow(_COLUMNS)
+    for call in calls:
+        values = _exported(call).values()
+        texts = [one if isinstance(one, str) else json.dumps(one) for one in values]
+        writer.writerow(f"'{one}" if one[:1] in _FORMULA else one for one in texts)
+    return lines.getvalue()
+
+
+_COLUMNS = (
+    *("at", "by", "decision", "function", "run", "call"),
+    *("requested", "arguments", "reason", "result", "grant"),
+)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+WRITERS = {
+    "json": ("application/json", _as_json),
+    "csv": ("text/csv; charset=utf-8", _as_csv),
+}
+"""How decisions are exported: the media type, and what writes a part; the last part is empty."""
+
+
 def edit_digest(call: PendingApproval, edited: Mapping[str, Any]) -> str:
     """Digest an edit that was looked at: another one is looked at first."""
     return digest_of(call.fully_qualified_name, edited)
@@ -334,6 +426,7 @@ def approval_page(
     now: float,
     *,
     who: str = "",
+    query: str = "",
     siblings: Sequence[PendingApproval] = (),
     unreadable: str = "",
     fields: tuple[Field, ...] | None = None,
@@ -348,6 +441,7 @@ def approval_page(
         timeline: Empty if the run's journal cannot be read.
         now: Seconds since the epoch.
         who: As in the page.
+        query: As in the page.
         siblings: What else the run waits for.
         unreadable: Why the journal cannot be read.
         fields: The form with the person's input; None draws it from the call.
@@ -362,6 +456,7 @@ def approval_page(
         is_open=call.status == "open" and not expired,
         decision=None if call.decision is None else _decided(call.decision, now),
         who=who,
+        query=query,
         siblings=tuple(waiting_of(one, now) for one in siblings),
         refused=tuple(_decided(one, now) for one in call.refused),
         plan=visible(timeline.plan),

@@ -1,6 +1,7 @@
 """Parts of a call drawn as plain text, for a notice; and what every drawing without markup needs."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 from planner_ext.approval.decisions import ToolCall
 from planner_ext.readable.parts import (
@@ -24,17 +25,19 @@ def text_of(parts: Iterable[Part]) -> str:
     return "\n".join(line for part in parts for line in _lines(part))
 
 
-def notice_text(head: str, calls: Iterable[ToolCall]) -> str:
-    """Write what waits under a heading, a paragraph for each call or question."""
-    return "\n\n".join([visible(head), *map(_paragraph, calls)])
+def notice_text(
+    head: str, calls: Iterable[ToolCall], addresses: Iterable[str] = repeat("")
+) -> str:
+    """Write what waits under a heading, a paragraph for each call or question with its page's address, or ""."""
+    return "\n\n".join([visible(head), *map(_paragraph, calls, addresses)])
 
 
-def _paragraph(call: ToolCall) -> str:
+def _paragraph(call: ToolCall, address: str) -> str:
     asks = call.kind == "question"
     name = "A question of the model" if asks else exact(call.fully_qualified_name)
     arguments = "" if asks else text_of(parts_of(call.arguments, call.parameters))
     said = (visible(call.summary), visible(call.prompt), arguments)
-    return "\n".join(filter(None, (name, *said, f"id: {exact(call.id)}")))
+    return "\n".join(filter(None, (name, *said, f"id: {exact(call.id)}", address)))
 
 
 def isolated(piece: Piece, part: Part) -> str:

@@ -158,7 +158,7 @@ async def test_a_call_is_denied_with_a_reason(
         await sign_in(page)
         await page.get_by_role("link", name="till-refund").click()
         await page.get_by_label("Reason", exact=True).fill("It was repaired.")
-        await page.get_by_role("button", name="Deny").click()
+        await page.get_by_role("button", name="Deny", exact=True).click()
         await expect(page.get_by_role("status")).to_contain_text("denied")
     heard: list[str] = []
 
@@ -271,7 +271,7 @@ async def test_the_second_of_two_people_sees_whose_decision_it_was(
         await expect(first.get_by_role("status")).to_contain_text("approved by ann")
         await expect(live.get_by_role("status")).to_contain_text("approved by ann")
         await expect(live.get_by_role("button", name="Deny")).to_have_count(0)
-        await plain.get_by_role("button", name="Deny").click()
+        await plain.get_by_role("button", name="Deny", exact=True).click()
         await expect(plain.get_by_role("alert")).to_contain_text("ann")
     call = await the_call(store)
     assert call.decision is not None
@@ -420,14 +420,14 @@ async def test_everything_needed_works_without_javascript(
         await page.goto("/")
         await expect(links).to_have_count(3)
         await links.first.click()
-        await page.get_by_role("button", name="Deny").click()
+        await page.get_by_role("button", name="Deny", exact=True).click()
         await expect(status).to_contain_text("denied")
         await page.goto("/")
         for box in await page.get_by_role(
             "checkbox", name=re.compile("till-refund")
         ).all():
             await box.check()
-        await page.get_by_role("button", name="Deny").click()
+        await page.get_by_role("button", name="Deny", exact=True).click()
         await expect(status).to_have_text("2 of 2 denied.")
 
 
@@ -482,6 +482,89 @@ async def test_the_list_follows_what_other_processes_do(
         await expect(boxes).to_be_checked()
 
 
+async def test_twenty_calls_are_decided_by_keyboard(
+    browser: Browser, address: str, store: Path
+) -> None:
+    """Two keys approve a call and open the next; one is denied with a reason, one edited; no mouse, no list between."""
+    wanted = [{"order": f"A-{number:02}", "amount": number} for number in range(20)]
+    await leave_waiting(store, [refunds(*wanted)])
+    async with window(browser, address) as page:
+        await sign_in(page)
+        pressed = 0
+
+        async def press(*keys: str) -> None:
+            nonlocal pressed
+            await page.wait_for_selector("html[data-keys]")
+            for key in keys:
+                await page.keyboard.press(key)
+            pressed += len(keys)
+
+        await press("j", "Enter")
+        seen: list[str] = []
+        for place in range(20):
+            await page.wait_for_function(
+                "seen => location.pathname.includes('approvals') && !seen.includes(location.pathname)"
+                " && document.querySelector('html[data-keys]')",
+                arg=seen,
+            )
+            seen.append(await page.evaluate("location.pathname"))
+            if place == 7:
+                await press("d")
+                await page.keyboard.type("a reason, all of it")
+                await expect(page.get_by_label("Reason", exact=True)).to_be_focused()
+                await press("Tab", "Tab", "Tab", "Enter")
+            elif place == 8:
+                await press("e")
+                await page.get_by_label("amount").fill("1")
+                look = page.get_by_role("button", name="Look at the changes")
+                await look.press("Enter")
+                decide = page.get_by_role("button", name="Approve with these")
+                await decide.press("Enter")
+                await expect(page.get_by_role("status").first).to_contain_text(
+                    "approved"
+                )
+                await press("j")
+            else:
+                await press("a", "Enter")
+        await expect(
+            page.get_by_text("Nothing waits for your decision")
+        ).to_be_visible()
+        assert len(set(seen)) == 20
+        assert pressed == 2 + 18 * 2 + 5 + 2
+    async with Approvals.connect(store) as approvals:
+        decided = await approvals.decisions(limit=100)
+    kinds = [one.decision.kind for one in decided if one.decision is not None]
+    assert (kinds.count("approve"), kinds.count("deny")) == (19, 1)
+
+
+async def test_nothing_moves_under_the_cursor(
+    browser: Browser, address: str, store: Path
+) -> None:
+    """What is decided elsewhere stays in its place and cannot be selected; what is new is added behind."""
+    batch = refunds(*({"order": f"A-{n}", "amount": n} for n in range(4)))
+    await leave_waiting(store, [batch])
+    async with window(browser, address) as page:
+        await sign_in(page)
+        boxes = page.get_by_role("checkbox", name=re.compile("till-refund"))
+        await boxes.nth(0).check()
+        await boxes.nth(2).check()
+        last = page.get_by_role("link", name="till-refund").nth(3)
+        place = await last.bounding_box()
+        async with Approvals.connect(store, authorize=lambda _: True) as approvals:
+            first, *_ = await approvals.pending()
+            await approvals.decide(first.id, Deny(by="bob"))
+        await expect(page.get_by_text("no longer waits")).to_be_visible()
+        await leave_waiting(store, run_id="order-8")
+        await expect(page.get_by_text("order-8/0/refund-0")).to_be_visible()
+        assert await last.bounding_box() == place
+        await expect(boxes).to_have_count(4)
+        await expect(page.locator("#selected")).to_have_text(", 1")
+        await page.get_by_label("Select all").check()
+        await expect(page.locator("#selected")).to_have_text(", 4")
+        await page.get_by_role("button", name="Approve").click()
+        await expect(page.get_by_role("status")).to_have_text("4 of 4 approved.")
+
+
 async def test_every_page_is_legible_and_labelled(
     browser: Browser, address: str, store: Path
 ) -> None:
@@ -494,7 +577,15 @@ async def test_every_page_is_legible_and_labelled(
         await page.goto("/")
         assert await problems_everywhere(page) == []
         await sign_in(page)
-        addresses = ["/", "/runs", "/runs?status=failed", "/runs/order-7", "/runs/none"]
+        addresses = [
+            "/",
+            "/?text=A-1007",
+            "/decisions",
+            "/runs",
+            "/runs?status=failed",
+            "/runs/order-7",
+            "/runs/none",
+        ]
         addresses += [
             await link.get_attribute("href") or ""
             for link in await page.locator("main a.fn").all()

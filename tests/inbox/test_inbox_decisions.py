@@ -346,7 +346,8 @@ async def test_who_may_not_decide_is_refused_by_name(tmp_path: Path) -> None:
         visitor_at(base, "bo") as bo,
         visitor_at(base, "ann") as ann,
     ):
-        assert "manager" in (await bo.get("")).text
+        assert "Nothing waits for your decision" in (await bo.get("")).text
+        assert "manager" in (await bo.get("?mine=no")).text
         for decision, fields in (
             ("approve", {}),
             ("deny", {}),
