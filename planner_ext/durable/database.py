@@ -9,14 +9,23 @@ Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, wi
 ``:name`` placeholders.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.core.values import frozen
-from planner_ext.durable.errors import StoreError
+from planner_ext.durable.errors import StoreError, without_passwords
+from planner_ext.engine.log import one_line
+
+logger = logging.getLogger(__name__)
+
+_LOGGED_SECONDS = 1.0
+"""Waits that are shorter are not logged."""
+_LEAVE_SECONDS = 5.0
 
 Value: TypeAlias = str | int | float | None
 """The value of a column."""
@@ -33,10 +42,62 @@ Execute: TypeAlias = Callable[[str, Mapping[str, Value]], Sequence[Row]]
 thread."""
 
 
+class Waits:
+    """The transactions that wait while their database takes none: it restarts, is read-only, full or locked.
+
+    Attributes:
+        patience: Seconds for which each waits until its error is raised. A worker's is
+            `planner_ext.durable.RetryPolicy.outage_seconds`.
+
+    Args:
+        patience: See above.
+        url: The database's address, whose password is not logged.
+    """
+
+    def __init__(self, patience: float, url: str = "") -> None:
+        self.patience = patience
+        self._url = url
+        self._since: dict[object, float] = {}
+        self._is_logged = False
+
+    @property
+    def seconds(self) -> float:
+        """For how long the first of them has waited; 0.0 if none does."""
+        since = tuple(self._since.values())
+        return time.monotonic() - min(since) if since else 0.0
+
+    def leave(self) -> None:
+        """Let them wait for seconds at most: the process ends."""
+        self.patience = min(self.patience, _LEAVE_SECONDS)
+
+    @contextmanager
+    def transaction(self) -> Generator[Callable[[Exception], bool]]:
+        """Yield what says, after a fault that may pass, whether to try the transaction again."""
+        key = object()
+
+        def waits(error: Exception) -> bool:
+            since = self._since.setdefault(key, time.monotonic())
+            waited = time.monotonic() - since
+            if waited >= _LOGGED_SECONDS and not self._is_logged:
+                self._is_logged = True
+                problem = without_passwords(one_line(error), self._url)
+                logger.warning("The store cannot be used, its work waits: %s", problem)
+            return waited < self.patience
+
+        try:
+            yield waits
+        finally:
+            self._since.pop(key, None)
+            if self._is_logged and not self._since:
+                self._is_logged = False
+                logger.warning("The store can be used again, or its work gave up.")
+
+
 class Database(Protocol):
     """A database that holds runs.
 
     Attributes:
+        waits: Its transactions that wait.
         now: SQL of the database's time, in seconds since the epoch.
         age: SQL of the seconds since a worker's row was seen; time without a server
             does not count.
@@ -46,6 +107,7 @@ class Database(Protocol):
         hints: The steps that tell waiting workers that a run may be due.
     """
 
+    waits: Waits
     now: ClassVar[str]
     age: ClassVar[str]
     is_locked: ClassVar[str]
@@ -57,7 +119,8 @@ class Database(Protocol):
 
         Raises:
             DuplicateRowError: If a key exists.
-            StoreError: If the database cannot be used; says the way out.
+            StoreError: If the database cannot be used, for longer than it `waits`; says
+                the way out.
         """
         ...
 

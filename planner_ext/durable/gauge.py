@@ -80,6 +80,10 @@ _GAUGES: Mapping[str, tuple[str, str]] = {
         "{store}",
         "1 while all runs of a store are paused, else 0.",
     ),
+    "planner_ext.store.waiting": (
+        "s",
+        "How long the work of this worker has waited for its store; 0 while that can be used.",
+    ),
     "planner_ext.notices.undelivered": (
         "{notice}",
         "Notices that were not delivered yet, or were given up.",
@@ -105,7 +109,7 @@ class _Store:
         self._read_at: float | None = None
 
     def readings(self) -> _Readings:
-        """Read the numbers, in the thread that collects metrics, which this blocks; none from a store that fails."""
+        """Read the numbers, in the thread that collects metrics, which this blocks; of one that fails, only that."""
         at = time.monotonic()
         if self._read_at is None or at > self._read_at + _FRESH_SECONDS:
             try:
@@ -114,7 +118,8 @@ class _Store:
                 logger.warning("The numbers of a store are not reported: %s", error)
                 self._readings = ()
             self._read_at = time.monotonic()
-        return self._readings
+        waits = ("planner_ext.store.waiting", self._database.waits.seconds, {})
+        return [*self._readings, waits]
 
     def _read(self) -> _Readings:
         now = self._now()

@@ -2,7 +2,13 @@
 
 A worker that holds its lock without a heartbeat for its lease is frozen or cut off:
 others take its runs. The heartbeat has its own thread, so that a blocked event loop is
-no death. A worker whose own heartbeat is late first gives up its runs.
+no death.
+
+No clock of another process, nor one that somebody may set, decides about a lease. A
+worker counts the beats that another one missed while its own were written: so nobody
+dies of a database that takes no writes, of a machine that slept, or of a clock that was
+set. A worker whose own beats were late starts nothing until the store has told which of
+its runs it still owns; it gives up the others.
 """
 
 import asyncio
@@ -26,7 +32,7 @@ from planner_ext.engine.log import one_line
 logger = logging.getLogger(__name__)
 
 _BEATS = 5
-"""Heartbeats in a lease."""
+"""Heartbeats in a lease: a worker that misses as many is gone."""
 _LONGEST_SECONDS = 60.0
 """The longest time between two heartbeats, for any lease."""
 
@@ -59,7 +65,7 @@ _DRIVEN = (
     "SELECT owner, run_id FROM planner_runs WHERE owner IS NOT NULL ORDER BY run_id"
 )
 
-_AGE = "SELECT {age} FROM planner_workers WHERE worker_id = :worker_id"
+_OWNED = "SELECT run_id FROM planner_runs WHERE owner = :worker_id"
 
 _SEEN = """
     INSERT INTO planner_workers (worker_id, name, host, pid, status, concurrency, lease_seconds, started_at, seen_at)
@@ -151,21 +157,22 @@ class LeasedWorkers:
         lease_seconds: How long after its last heartbeat this worker counts as alive.
 
     Attributes:
-        on_lapse: Called in the event loop when the lease has lapsed.
+        on_lapse: Called in the event loop when the lease had lapsed, with the names of
+            the runs that this worker still owns.
     """
 
     def __init__(
         self, store: JournalStore, locks: WorkerLocks, *, lease_seconds: float
     ) -> None:
-        self.on_lapse: Callable[[], object] = lambda: None
+        self.on_lapse: Callable[[set[str]], object] = lambda _: None
         self._store = store
         self._locks = locks
         self._lease = lease_seconds
         self._interval = min(lease_seconds / _BEATS, _LONGEST_SECONDS)
         self._status: tuple[str, int | None] = ("open", None)
-        self._lapses = 0
-        self._is_steady = True
-        self._marked = _clocks()
+        self._written = _steady()
+        self._settled = asyncio.Event()
+        self._watched: dict[str, _Watched] = {}
         self._wake = threading.Event()
         self._leaving = False
         self._started: Future[None] = Future()
@@ -198,52 +205,66 @@ class LeasedWorkers:
         return self._locks.hinted
 
     def dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
-        """Return the owners of runs that hold no lock, or were not seen within their lease.
-
-        A worker that was late does not judge others: where the machine slept, all were
-        late.
-        """
+        """Return the owners of runs that hold no lock, or have missed the beats of their lease."""
         dead = self._locks.missing(
             {owner.worker_id: owner.is_locked for owner in owners}
         )
-        if self._is_steady and not self._is_late():
-            dead |= {owner.worker_id for owner in owners if owner.is_lapsed}
+        beats = {owner.worker_id: owner.seen_at for owner in owners}
+        own = beats.get(self.worker_id)
+        self._watched = {owner.worker_id: self._watch(owner, own) for owner in owners}
+        dead |= {
+            worker_id
+            for worker_id, watched in self._watched.items()
+            if watched.missed >= _BEATS
+        }
         return dead - {self.worker_id}
 
-    def hold(self) -> Callable[[], bool]:
-        """Return a check whether this worker has kept its lease since now."""
-        lapses = self._lapses
-        return lambda: self._lapses == lapses and not self._is_late()
+    def beat_of(self, owner: str | None) -> float | None:
+        """Return the last beat of a worker that `dead_among` saw."""
+        watched = self._watched.get(owner or "")
+        return None if watched is None else watched.beat
+
+    async def settle(self) -> None:
+        """Wait, if this worker's beats were late, until the store has told which runs it still owns."""
+        while self._is_late():
+            self._wake.set()
+            await self._settled.wait()
 
     def announce(self, status: str, concurrency: int | None = None) -> None:
         """Show in this worker's row what it does."""
         self._status = status, concurrency or self._status[1]
         self._wake.set()
 
+    def _watch(self, owner: RunOwner, own: float | None) -> "_Watched":
+        """Count the beats that an owner has missed; each is missed only once this worker has written one."""
+        now = _steady()
+        before = self._watched.get(owner.worker_id)
+        if before is None or owner.seen_at is None or before.beat != owner.seen_at:
+            return _Watched(beat=owner.seen_at, own=own, at=now)
+        if now - before.at < owner.lease / _BEATS:
+            return before
+        if own == before.own:
+            self._wake.set()
+            return before
+        return _Watched(beat=owner.seen_at, own=own, at=now, missed=before.missed + 1)
+
     def _is_late(self) -> bool:
-        """Whether the thread did not run for the lease: a frozen process, or machine."""
-        (steady, wall) = _clocks()
-        (steady_then, wall_then) = self._marked
-        return steady - steady_then > self._lease or wall - wall_then > self._lease
+        """Whether no beat was written for the lease: the process or machine slept, or was cut off."""
+        return _steady() - self._written > self._lease
 
-    def _mark(self) -> None:
-        if self._is_late():
-            self._lapse()
-        self._marked = _clocks()
-
-    def _lapse(self) -> None:
-        self._lapses += 1  # before anything else: what checks the lease stops here
-        was_steady = self._is_steady
-        self._is_steady = False
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self.on_lapse)
-        # Else it is the same freeze, seen once more by the age of the row.
-        if was_steady:
+    def _settle(self, written: float, owned: set[str] | None) -> None:
+        """Take note of a beat, and of the runs that are still owned if it was late."""
+        if owned is not None and self._is_late():
             logger.warning(
-                "Worker %s was not seen for %g seconds; it gives up its runs.",
+                "Worker %s was not seen for %g seconds; it still owns %d runs.",
                 self.worker_id,
                 self._lease,
+                len(owned),
             )
+            self.on_lapse(owned)
+        self._written = written
+        self._settled.set()
+        self._settled = asyncio.Event()
 
     def _beat(self) -> None:
         """Keep the row fresh until the worker leaves; a connection that fails is opened again."""
@@ -266,12 +287,11 @@ class LeasedWorkers:
                         one_line(error),
                     )
                 failed = True
-                self._mark()
                 self._wake.wait(self._interval)
+                self._wake.clear()
 
     def _beat_in(self, execute: Execute) -> None:
         now = self._store.database.now
-        age = self._store.database.age
         values: dict[str, Value] = {
             "worker_id": self.worker_id,
             "name": self._locks.name,
@@ -281,13 +301,6 @@ class LeasedWorkers:
             execute(_FORGET.format(now=now), values)
             execute(_DISOWN, values)
         while not self._leaving:
-            lapses = self._lapses
-            self._mark()
-            seen = execute(_AGE.format(age=age), values)
-            if lapses == self._lapses and any(
-                float(seconds or 0) > self._lease for (seconds,) in seen
-            ):
-                self._lapse()
             status, concurrency = self._status
             row = {
                 **values,
@@ -296,17 +309,41 @@ class LeasedWorkers:
                 "status": status,
                 "concurrency": concurrency,
             }
+            written = _steady()
+            is_late = self._is_late()
             execute(_SEEN.format(now=now), row)
-            self._mark()
-            self._is_steady = lapses == self._lapses
+            owned = (
+                {str(name) for (name,) in execute(_OWNED, values)} if is_late else None
+            )
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._settle, written, owned)
             if not self._started.done():
                 self._started.set_result(None)
             self._wake.wait(self._interval)
             self._wake.clear()
-        self._mark()
         execute("DELETE FROM planner_workers WHERE worker_id = :worker_id", values)
 
 
-def _clocks() -> tuple[float, float]:
-    """Read the monotonic clock, which stands still while the machine sleeps, and the one that may be set."""
-    return time.monotonic(), time.time()
+@frozen
+class _Watched:
+    """An owner of runs, as this worker sees it.
+
+    Attributes:
+        beat: Its last beat.
+        own: This worker's last beat at the last count.
+        at: When that was, by the steady clock.
+        missed: How many beats it has missed.
+    """
+
+    beat: float | None
+    own: float | None
+    at: float
+    missed: int = 0
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def _steady() -> float:
+    """Read the clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)

@@ -54,14 +54,18 @@ class RetryPolicy:
     attempt: the run waits for the endpoint, with the same growing delays, which all
     runs of this worker share, or with those of ``Retry-After``, an hour at most.
 
+    Nor does a store that takes no transactions for a while: its server restarts, fails
+    over or is read-only, its disk is full, its file is locked. The worker waits with
+    what it has in hand: results are recorded when that is over, and no call is in doubt.
+
     Attributes:
         attempts: How often a run is driven without a new reply or result before it is
             ``failed``; 1 never retries, and waits for no endpoint.
         first_delay: Seconds before the first retry. Each next delay is twice as long,
             and up to this much longer at random.
         max_delay: The longest delay, in seconds.
-        outage_seconds: How long a run waits for an endpoint before it is ``failed``;
-            12 hours by default.
+        outage_seconds: How long a run waits for an endpoint before it is ``failed``,
+            and a worker for its store before it ends; 12 hours by default.
         is_final: Returns whether a fault is never retried.
 
     Raises:

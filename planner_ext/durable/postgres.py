@@ -39,6 +39,7 @@ from planner_ext.durable.database import (
     Row,
     Step,
     Value,
+    Waits,
     check_schema,
 )
 from planner_ext.durable.errors import (
@@ -119,9 +120,10 @@ over, all sessions were."""
 _CHECK_SECONDS = 1.0
 
 _READ_ONLY = "25006"
-_TRANSIENT = ("08", "40", "53300", "57P", _READ_ONLY)
+_TRANSIENT = ("08", "40", "53", "57P", "58030", _READ_ONLY)
 """Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free
-slot, a server that restarts, or that takes no writes while another one takes over."""
+slot, memory or disk, a server that restarts, a disk that fails, or a server that takes no
+writes while another one takes over."""
 
 _WAYS_OUT = {
     "28": "Check the user and the password in the URL.",
@@ -168,8 +170,8 @@ class PostgresDatabase:
     def __init__(
         self, url: str, *, connections: int = 4, patience: float = 60.0
     ) -> None:
+        self.waits = Waits(patience, url)
         self._url = url
-        self._patience = patience
         self._connections = [_StoreConnection(url) for _ in range(connections)]
         self._free: asyncio.LifoQueue[_StoreConnection] = asyncio.LifoQueue()
         for one in self._connections:
@@ -187,7 +189,7 @@ class PostgresDatabase:
                 await _prepare(connection, create=create, older=older)
 
         with _as_store_errors(self._url):
-            await _with_retries(prepare, seconds=patience)
+            await _with_retries(prepare, Waits(patience, self._url))
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; a writing one completes even if its caller is cancelled."""
@@ -197,9 +199,7 @@ class PostgresDatabase:
             )
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
             async with self._borrowed() as one:
-                return await _with_retries(
-                    partial(one.read, steps), seconds=self._patience
-                )
+                return await _with_retries(partial(one.read, steps), self.waits)
         task = asyncio.create_task(self._commit(steps))
         self._writing.add(task)
         task.add_done_callback(self._written)
@@ -237,6 +237,7 @@ class PostgresDatabase:
     async def close(self) -> None:
         """Wait for every transaction to end, and close the connections."""
         self._closed = True
+        self.waits.leave()
         await asyncio.gather(*self._writing, return_exceptions=True)
         for one in self._connections:
             await one.leave()
@@ -261,7 +262,7 @@ class PostgresDatabase:
             while True:
                 token = uuid.uuid4().hex
                 connection, rows = await _with_retries(
-                    partial(one.write, steps, token), seconds=self._patience
+                    partial(one.write, steps, token), self.waits
                 )
                 try:
                     await connection.execute("COMMIT")
@@ -269,7 +270,7 @@ class PostgresDatabase:
                     if not _may_retry(error):
                         raise
                     if not await _with_retries(
-                        partial(one.is_committed, token), seconds=self._patience
+                        partial(one.is_committed, token), self.waits
                     ):
                         continue
                 return rows
@@ -285,62 +286,58 @@ class _StoreConnection:
         self._entered = False
 
     async def read(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
-        connection = await self._connected()
-        try:
-            async with connection.pipeline():
-                cursors = [
-                    await connection.execute(_query(statement), dict(values))
-                    for statement, values in steps
-                ]
-            return [await cursor.fetchall() for cursor in cursors]
-        except asyncio.CancelledError:
-            # The answer of the server has no reader any more.
-            await connection.close()
-            raise
+        async with self._session() as connection:
+            try:
+                async with connection.pipeline():
+                    cursors = [
+                        await connection.execute(_query(statement), dict(values))
+                        for statement, values in steps
+                    ]
+                return [await cursor.fetchall() for cursor in cursors]
+            except asyncio.CancelledError:
+                # The answer of the server has no reader any more.
+                await connection.close()
+                raise
 
     async def write(
         self, steps: Sequence[Step], token: str
     ) -> tuple[_Connection, Sequence[Sequence[Row]]]:
         """Perform steps in a transaction that is left open, and fetch what they return."""
-        connection = await self._connected()
-        try:
-            # Before the transaction, so that `is_committed` waits for the row.
-            if not self._entered:
-                await connection.execute(_ADD_CONNECTION, {"connection": self._name})
-                self._entered = True
-            async with connection.pipeline():
-                await connection.execute("BEGIN")
-                if _is_pooled(connection):
-                    await connection.execute(_SYNCHRONOUS.format(is_local="true"))
-                cursors = [
-                    await connection.execute(_query(statement), dict(values))
-                    for statement, values in steps
-                ]
-                await connection.execute(
-                    _SIGN, {"token": token, "connection": self._name}
-                )
-            return connection, [
-                await cursor.fetchall() if cursor.description else ()
-                for cursor in cursors
-            ]
-        except psycopg.errors.ReadOnlySqlTransaction:
-            # Another server may take the writes at this address.
-            await connection.close()
-            raise
-        except BaseException:
+        async with self._session() as connection:
             try:
-                await connection.rollback()
-            except psycopg.Error:
-                await connection.close()
-            raise
+                # Before the transaction, so that `is_committed` waits for the row.
+                if not self._entered:
+                    await connection.execute(
+                        _ADD_CONNECTION, {"connection": self._name}
+                    )
+                    self._entered = True
+                async with connection.pipeline():
+                    await connection.execute("BEGIN")
+                    if _is_pooled(connection):
+                        await connection.execute(_SYNCHRONOUS.format(is_local="true"))
+                    cursors = [
+                        await connection.execute(_query(statement), dict(values))
+                        for statement, values in steps
+                    ]
+                    await connection.execute(
+                        _SIGN, {"token": token, "connection": self._name}
+                    )
+                return connection, [
+                    await cursor.fetchall() if cursor.description else ()
+                    for cursor in cursors
+                ]
+            except BaseException:
+                try:
+                    await connection.rollback()
+                except psycopg.Error:
+                    await connection.close()
+                raise
 
     async def is_committed(self, token: str) -> bool:
         """Return whether the transaction that wrote this token was committed."""
-        connection = await self._connected()
-        rows = await (
-            await connection.execute(_SIGNED, {"connection": self._name})
-        ).fetchall()
-        return rows == [(token,)]
+        async with self._session() as connection:
+            signed = await connection.execute(_SIGNED, {"connection": self._name})
+            return await signed.fetchall() == [(token,)]
 
     async def leave(self) -> None:
         if self._connection is not None:
@@ -355,10 +352,19 @@ class _StoreConnection:
         self._connection = None
         self._entered = False
 
-    async def _connected(self) -> _Connection:
+    @asynccontextmanager
+    async def _session(self) -> "AsyncGenerator[_Connection]":
+        """Yield the connection, opened if need be; close one to a server that takes no writes.
+
+        Another server may take them at this address.
+        """
         if self._connection is None or self._connection.closed:
             self._connection = await _connect(self._url)
-        return self._connection
+        try:
+            yield self._connection
+        except psycopg.errors.ReadOnlySqlTransaction:
+            await self._connection.close()
+            raise
 
 
 class PostgresWorkers:
@@ -395,7 +401,9 @@ class PostgresWorkers:
             StoreError: If the database cannot be used, or a pooler keeps no session.
         """
         with _as_store_errors(self._url):
-            self._connection = await _with_retries(self._locked, seconds=self._patience)
+            self._connection = await _with_retries(
+                self._locked, Waits(self._patience, self._url)
+            )
         self._keeping = asyncio.create_task(self._keep())
         return self
 
@@ -437,7 +445,7 @@ class PostgresWorkers:
             await self._connection.close()
             # however long the server is away, or the lost session keeps the locks
             self._connection = await _with_retries(
-                self._locked, seconds=math.inf, may_retry=_always
+                self._locked, Waits(math.inf, self._url), may_retry=_always
             )
             self._judges_from = time.monotonic() + _UNSURE_SECONDS
             self._is_held = True
@@ -583,26 +591,21 @@ def _always(_: Exception) -> bool:
 
 async def _with_retries(
     attempt: Callable[[], Awaitable[_Result]],
+    waits: Waits,
     *,
-    seconds: float,
     may_retry: Callable[[Exception], bool] = _may_retry,
 ) -> _Result:
-    """Retry until the server is reachable or the time is over."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    wait = 0.05
-    said = False
-    while True:
-        try:
-            return await attempt()
-        except (psycopg.Error, OSError, StoreError) as error:
-            if not may_retry(error) or loop.time() + wait > deadline:
-                raise
-            if wait >= 1.0 and not said:
-                said = True
-                logger.warning("PostgreSQL cannot be reached; it is tried again.")
-        await asyncio.sleep(wait)
-        wait = min(wait * 2, 1.0)
+    """Retry until the server takes the attempt, or the patience is over."""
+    delay = 0.05
+    with waits.transaction() as may_wait:
+        while True:
+            try:
+                return await attempt()
+            except (psycopg.Error, OSError, StoreError) as error:
+                if not (may_retry(error) and may_wait(error)):
+                    raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 1.0)
 
 
 def _is_refusal(error: psycopg.Error) -> bool:

@@ -100,8 +100,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
-"""How long a worker waits for a server that starts at the same time, or for a store
-that cannot be used."""
+"""How long a worker waits for a server that starts at the same time."""
 
 
 @frozen
@@ -747,8 +746,8 @@ class Runs(RunsClient):
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.postgres(url) as runs``.
 
         Others that `work` continue the runs of a dead worker within seconds. Leaving
-        the block hands its runs over; see `close`. A server that starts, restarts or
-        takes no writes is awaited for up to a minute. Needs the extra ``postgres``.
+        the block hands its runs over; see `close`. A server that starts is awaited for
+        up to a minute. Needs the extra ``postgres``.
 
         Args:
             url: ``postgresql://...``; to the server or a pooler that keeps sessions.
@@ -794,6 +793,8 @@ class Runs(RunsClient):
         )
         workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
         retry = settings.retry or RetryPolicy()
+        if retry.attempts > 1:
+            store.database.waits.patience = retry.outage_seconds
         claims = Claims(
             store=store,
             workers=workers,
@@ -988,20 +989,16 @@ class Runs(RunsClient):
         logged, and any worker retries the run.
 
         Raises:
-            StoreError: If the store could not be used for a minute.
+            StoreError: If the store cannot be used, for longer than
+                `RetryPolicy.outage_seconds` where that may pass.
         """
         _warn_unguarded(planner, kernel)
         self._pool.workers.announce("working", max_concurrency)
-        deadline = None
         while True:
-            try:
-                if (free := max_concurrency - len(self._pool)) > 0:
-                    await self.recover(
-                        planner, kernel, arguments_for=arguments_for, limit=free
-                    )
-                deadline = None
-            except StoreError as error:
-                deadline = _deadline(deadline, error)
+            if (free := max_concurrency - len(self._pool)) > 0:
+                await self.recover(
+                    planner, kernel, arguments_for=arguments_for, limit=free
+                )
             await self._pool.hint(self.poll_seconds)
 
     def drive_with(
@@ -1085,17 +1082,6 @@ class Runs(RunsClient):
                 if self._notifier is not None:
                     await self._notifier.close()
                 await self._store.close()
-
-
-def _deadline(earlier: float | None, error: StoreError) -> float:
-    """Return until when to wait for the store; raise the error after that."""
-    now = asyncio.get_running_loop().time()
-    if earlier is None:
-        logger.warning("Due runs wait, the store cannot be used: %s", error)
-        return now + _PATIENCE_SECONDS
-    if now > earlier:
-        raise error
-    return earlier
 
 
 def _jobs(

@@ -23,6 +23,7 @@ from planner_ext.durable.database import (
     Execute,
     Row,
     Step,
+    Waits,
     check_schema,
 )
 from planner_ext.durable.errors import (
@@ -37,6 +38,8 @@ _BUSY_SECONDS = 30.0
 """How long a transaction waits for the transactions of other processes."""
 
 _RETRY_SECONDS = 0.001
+_WAIT_SECONDS = 0.1
+"""How long to wait before a transaction that the disk or a lock has failed is tried again."""
 
 _MAX_GROUP = 100
 """The most callers that one transaction serves."""
@@ -62,6 +65,7 @@ class SqliteDatabase:
     hints: ClassVar[Sequence[Step]] = ()
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.waits = Waits(patience=0.0)
         self._path = path
         self._file = path.stat()
         self._connection = connection
@@ -163,6 +167,7 @@ class SqliteDatabase:
         """Finish the transactions that were begun, and close the file."""
         if not self._closed:
             self._closed = True
+            self.waits.leave()
             self._hand_over()
             self._work.put(None)
             await in_thread(self._thread.join)
@@ -194,34 +199,44 @@ class SqliteDatabase:
     def _transact(
         self, group: Sequence[Sequence[Step]]
     ) -> Sequence[_Rows | StoreError]:
+        """Perform callers' steps in one transaction; wait while the disk or a lock lets none through."""
+        with self.waits.transaction() as waits:
+            while True:
+                try:
+                    return self._perform_all(group)
+                except (sqlite3.Error, *_INVALID) as error:
+                    problem = _as_store_error(self._path, error)
+                    if not (_may_pass(error) and waits(problem)):
+                        return [problem for _ in group]
+                except StoreError as error:
+                    return [error for _ in group]
+                time.sleep(_WAIT_SECONDS)
+
+    def _perform_all(
+        self, group: Sequence[Sequence[Step]]
+    ) -> Sequence[_Rows | StoreError]:
         if not self._is_same_file():
-            gone = StoreError(
+            raise StoreError(
                 f"The store {_shown(self._path)} was moved, replaced or removed while it was open: what is "
                 "written now would be lost. Put the file that was there back, with those beside it, and start the run "
                 "again."
             )
-            return [gone for _ in group]
         reads = all(
             statement.lstrip().startswith("SELECT")
             for steps in group
             for statement, _ in steps
         )
-        try:
-            if self._at_rest:  # what workers write afterwards would not be seen
-                self._connection.close()
-                self._at_rest = _is_at_rest(self._path)
-                self._connection = _connect(self._path, create=False)
-            with self._connection as connection:
-                _with_retries(
-                    lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE")
-                )
-                if len(group) == 1:
-                    return [self._perform(group[0])]
-                return [self._perform_apart(steps) for steps in group]
-        except (sqlite3.Error, *_INVALID) as error:
-            return [_as_store_error(self._path, error) for _ in group]
-        except StoreError as error:
-            return [error for _ in group]
+        if self._at_rest:  # what workers write afterwards would not be seen
+            self._connection.close()
+            self._at_rest = _is_at_rest(self._path)
+            self._connection = _connect(self._path, create=False)
+        with self._connection as connection:
+            _with_retries(
+                lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE")
+            )
+            if len(group) == 1:
+                return [self._perform(group[0])]
+            return [self._perform_apart(steps) for steps in group]
 
     def _is_same_file(self) -> bool:
         """Whether the path still leads to the open file: SQLite would keep writing into a deleted one."""
@@ -268,10 +283,7 @@ def _with_retries(work: Callable[[], object]) -> None:
         try:
             work()
         except sqlite3.OperationalError as error:
-            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (
-                sqlite3.SQLITE_BUSY,
-                sqlite3.SQLITE_LOCKED,
-            )
+            busy = _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() > end:
                 raise
             time.sleep(_RETRY_SECONDS)
@@ -380,6 +392,17 @@ _WAYS_OUT: dict[int, str] = {
 }
 
 
+_PASSING = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+)
+"""What may pass without a change of the file: a lock, a full disk, one that failed or
+takes no writes."""
+
 _CONFLICTS = (
     sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
     sqlite3.SQLITE_CONSTRAINT_UNIQUE,
@@ -387,11 +410,19 @@ _CONFLICTS = (
 )
 
 
+def _code(error: Exception) -> int:
+    """Return the primary code of an SQLite error; 0 for another one."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _may_pass(error: Exception) -> bool:
+    return _code(error) in _PASSING
+
+
 def _as_store_error(path: Path, error: Exception) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", 0)
-    if code in _CONFLICTS:
+    if getattr(error, "sqlite_errorcode", 0) in _CONFLICTS:
         return DuplicateRowError(str(error))
-    way_out = _WAYS_OUT.get(code & 0xFF, "")
+    way_out = _WAYS_OUT.get(_code(error), "")
     return StoreError(
         f"The store {_shown(path)} cannot be used: {way_out or 'SQLite refused'} ({error})."
     )

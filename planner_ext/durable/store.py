@@ -125,7 +125,7 @@ _CLAIM_FREE = f"""
 """The conditions are repeated: PostgreSQL checks only the outer ones again on a row
 that changed meanwhile."""
 _OWNERS = """
-    SELECT owner, {is_locked}, {age}, lease_seconds
+    SELECT owner, {is_locked}, seen_at, lease_seconds
     FROM (SELECT owner FROM planner_runs WHERE owner IS NOT NULL UNION SELECT CAST(:me AS TEXT)) AS owners
     LEFT JOIN planner_workers ON worker_id = owner
 """
@@ -286,11 +286,12 @@ async def opened_store(
 
 @frozen
 class RunOwner:
-    """A worker that owns runs: whether its lock is held, and its last heartbeat older than its lease."""
+    """A worker that owns runs: whether its lock is held, its last heartbeat, None without one, and its lease."""
 
     worker_id: str
     is_locked: bool
-    is_lapsed: bool
+    seen_at: float | None
+    lease: float
 
 
 @frozen
@@ -628,16 +629,19 @@ class JournalStore:
         owner: str,
         *,
         seen: str | None,
+        beat: float | None = None,
         counts: tuple[int, int] | None = None,
     ) -> bool:
-        """Own a run whose owner is still ``seen``; store its deaths and progress."""
+        """Own a run whose owner is still ``seen``, without a beat since ``beat``; store its deaths and progress."""
         statement = f"""
             UPDATE planner_runs
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
-            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_MAY_DRIVE} RETURNING run_id
+            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_MAY_DRIVE} AND NOT EXISTS (
+                SELECT 1 FROM planner_workers WHERE worker_id = :seen AND seen_at <> CAST(:beat AS DOUBLE PRECISION)
+            ) RETURNING run_id
         """
         values: dict[str, Value] = {"run_id": run_id, "owner": owner}
-        steps = [(statement, {**values, "seen": seen or ""})]
+        steps = [(statement, {**values, "seen": seen or "", "beat": beat})]
         if counts is not None:
             steps.append(
                 (_COUNT, {**values, "deaths": counts[0], "progress": counts[1]})
@@ -1095,7 +1099,7 @@ class JournalStore:
         )
 
     def _owners(self) -> str:
-        return _OWNERS.format(is_locked=self.database.is_locked, age=self.database.age)
+        return _OWNERS.format(is_locked=self.database.is_locked)
 
     async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
         return (await self.database.transact((statement, values)))[0]
@@ -1132,9 +1136,10 @@ def _read_owners(rows: Sequence[Row]) -> list[RunOwner]:
         RunOwner(
             worker_id=str(owner),
             is_locked=bool(is_locked),
-            is_lapsed=age is not None and float(age) > float(lease or 0),
+            seen_at=None if seen_at is None else float(seen_at),
+            lease=float(lease or 0),
         )
-        for owner, is_locked, age, lease in rows
+        for owner, is_locked, seen_at, lease in rows
     ]
 
 

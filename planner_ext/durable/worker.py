@@ -496,7 +496,10 @@ class Claims:
             if record.owner is not None or record.deaths
             else None
         )
-        if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
+        beat = self.workers.beat_of(record.owner)
+        if await self.store.claim(
+            record.run_id, me, seen=record.owner, beat=beat, counts=counts
+        ):
             if record.owner is not None:
                 TAKEOVERS.add(1)
                 died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {examined.most}"
@@ -794,13 +797,15 @@ class WorkerPool:
             )
             if self._taking is not None:
                 await asyncio.wait({self._taking})
+            self.runner.store.database.waits.leave()
             with suppress(StoreError):
                 await self.runner.store.release_all(self.workers.worker_id)
 
-    def give_up(self) -> None:
-        """Cancel all work: others may have taken the runs."""
-        for store in tuple(self.runner.driven.stores.values()):
-            store.abandon()
+    def give_up(self, owned: Collection[str]) -> None:
+        """Cancel the work on runs that others have taken."""
+        for run_id, store in tuple(self.runner.driven.stores.items()):
+            if run_id not in owned:
+                store.abandon()
 
     def _interrupt(self, run_id: str) -> None:
         if (task := self._tasks.get(run_id)) is not None:
@@ -897,8 +902,7 @@ class WorkerPool:
         """Claim a run, once no other worker drives it and no retry waits."""
         waited = False
         while True:
-            # Before the row is read.
-            claim = Claim(self.workers.worker_id, self.workers.hold())
+            claim = Claim(self.workers.worker_id, self.workers.settle)
             record = await self.runner.store.record(run_id)
             _check_not_parked(record)
             is_retried_later = (

@@ -1,7 +1,7 @@
 """Writes one run's journal into a store: each fact as a row, with the updates of the derived tables."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -192,19 +192,12 @@ class Claim:
 
     Attributes:
         owner: The worker's unique id.
-        is_kept: Whether the worker has kept its lease since.
+        settle: Returns once the worker's lease holds; if it had lapsed, the work on
+            runs that others have taken is cancelled before.
     """
 
     owner: str
-    is_kept: Callable[[], bool]
-
-    def check(self, run_id: str) -> None:
-        """Raise `RunFencedError` if the lease has lapsed."""
-        if not self.is_kept():
-            raise RunFencedError(
-                f"Run {run_id!r} may have been continued elsewhere: this worker, {self.owner!r}, was frozen or cut off "
-                "for longer than its lease."
-            )
+    settle: Callable[[], Awaitable[None]]
 
 
 class JournalWriter:
@@ -269,12 +262,9 @@ class JournalWriter:
         """Store facts durably before returning, or hold them until the next.
 
         Raises:
-            RunFencedError: If another worker continued the run, or this one's lease has
-                lapsed.
+            RunFencedError: If another worker continued the run.
             StoreError: If the store cannot be used.
         """
-        if self._claim is not None:
-            self._claim.check(self.run_id)
         state = self.state
         for place, fact in enumerate(facts, start=seq):
             state = apply(state, fact)
@@ -326,7 +316,7 @@ class JournalWriter:
         self._open |= {id_: _asked(run, call) for id_, (run, call) in opened.items()}
         # What follows may be a request, and nothing is written before it.
         if self._claim is not None:
-            self._claim.check(self.run_id)
+            await self._claim.settle()
 
     async def flush(self) -> None:
         """Store the facts that are held back; if that fails, the next fact does."""

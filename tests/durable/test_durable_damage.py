@@ -16,7 +16,7 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.durable import Approvals, Runs, RunsClient, StoreError
+from planner_ext.durable import Approvals, RetryPolicy, Runs, RunsClient, StoreError
 from planner_ext.durable.archive import export_run
 from planner_ext.durable.database import Step
 from planner_ext.durable.records import (
@@ -200,7 +200,8 @@ async def test_a_disk_that_is_full_loses_nothing(
 
     async def go_on() -> Any:
         planner, kernel = world(effects, books, max_iterations=40)
-        async with Runs.sqlite(small_disk / "runs.db") as runs:
+        brief = RetryPolicy(outage_seconds=0.05)
+        async with Runs.sqlite(small_disk / "runs.db", retry=brief) as runs:
             return await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
 
     with pytest.raises(

@@ -12,7 +12,7 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
-from planner_ext.durable import Approvals, Runs, StoreError
+from planner_ext.durable import Approvals, RetryPolicy, Runs, StoreError
 from planner_ext.durable import sqlite as sqlite_store
 from planner_ext.durable.database import SCHEMAS
 from planner_ext.durable.sqlite import SqliteDatabase
@@ -159,7 +159,8 @@ async def test_a_store_that_takes_no_more_stops_the_run(
     async with Approvals.connect(tmp_path / "runs.db") as approvals:
         assert await approvals.decide("r/0/pay", Approve(by="ann" * 10_000))
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    brief = RetryPolicy(outage_seconds=0.05)
+    async with Runs.sqlite(tmp_path / "runs.db", retry=brief) as runs:
         database: Any = runs._store.database
         await runs._store.claim("r", runs.worker_id, seen=None)
         await asyncio.to_thread(database._connection.execute, pragma)

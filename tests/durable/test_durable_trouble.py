@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from planner_ext.durable import RetryPolicy, Runs, StoreError, runs, sqlite
+from planner_ext.durable import RetryPolicy, Runs, StoreError, sqlite
 from planner_ext.engine.activation import Activation, ActivationRun
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
 from support.durable import GOAL, PAY, decide_all, world
+
+BRIEF = RetryPolicy(first_delay=0.01, outage_seconds=0.2)
+"""How long a store is waited for."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,21 +43,18 @@ async def test_a_worker_outlasts_a_locked_store(
             working = asyncio.create_task(
                 worker.work(*world(tmp_path / "effects", [say("Done.")]))
             )
-            await logged(caplog, "Due runs wait, the store cannot be used")
+            await logged(caplog, "The store cannot be used, its work waits")
             tool.execute("ROLLBACK")
         assert (await run.result(timeout=120)).status == "answered"
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-    assert caplog.text.count("Due runs wait") == 1
+    assert caplog.text.count("its work waits") == 1
 
 
-async def test_a_worker_does_not_wait_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a minute it ends with the reason and the way out, so that its supervisor sees it."""
-    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.2)
+async def test_a_worker_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """After `outage_seconds` it ends with the reason and the way out, so that its supervisor sees it."""
     path = tmp_path / "runs.db"
-    async with Runs.sqlite(path, poll_seconds=0.02) as worker:
+    async with Runs.sqlite(path, poll_seconds=0.02, retry=BRIEF) as worker:
         await worker.submit(GOAL, run_id="a")
         with closing(sqlite3.connect(path, isolation_level=None)) as tool:
             tool.execute("BEGIN IMMEDIATE")
@@ -68,7 +68,7 @@ async def test_a_fault_of_the_store_is_put_off_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run whose fact cannot be written is not driven again and again until the store can be used."""
-    path, retry = tmp_path / "runs.db", RetryPolicy(first_delay=0.01)
+    path = tmp_path / "runs.db"
     tool = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
     def locks(_: ScriptedRequest) -> ScriptedReply:
@@ -77,7 +77,7 @@ async def test_a_fault_of_the_store_is_put_off_once(
         return say("Done.")
 
     application = world(tmp_path / "effects", locks)
-    async with Runs.sqlite(path, poll_seconds=0.02, retry=retry) as worker:
+    async with Runs.sqlite(path, poll_seconds=0.02, retry=BRIEF) as worker:
         with pytest.raises(StoreError):
             await (await worker.start(*application, GOAL, run_id="a")).result()
         assert "run a fault StoreError" in caplog.text
@@ -122,7 +122,7 @@ async def test_a_run_is_released_when_the_store_can_be_used_again(
     path = tmp_path / "runs.db"
     planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
     tool = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    async with Runs.sqlite(path, poll_seconds=0.02) as worker:
+    async with Runs.sqlite(path, poll_seconds=0.02, retry=BRIEF) as worker:
         locking = Locking(planner, tool)
         handle = await worker.start(locking, kernel, GOAL, run_id="a")
         assert (await handle.result()).status == "paused"
