@@ -209,7 +209,7 @@ class Review:
         """
         call = ruled.call
         decision = ruled.decision
-        questions: Sequence[_Question] = sorted(
+        questions: list[_Question] = sorted(
             ruled.questions, key=lambda one: one[1] is None
         )
         question: Defer | None = None
