@@ -38,11 +38,13 @@ IN_DOUBT_PROMPT = (
 
 
 def waiting_calls(state: State) -> Mapping[int | None, Call]:
-    """Find the calls of a run that wait for a person, by index and in call order.
+    """Find what waits for a person in a run itself, by index and in call order.
 
-    For a call in doubt, `decided` holds the question whether to run it again. A plain
-    reply that asks is shown as a call of the function that asks the user, with the
-    index None.
+    - a deferred call: its `decided` is the question;
+    - a call in doubt, while the run is paused: its `decided` becomes the question
+      whether to run it again;
+    - a plain reply that asks: a call of the function that asks the user, at the index
+      None.
     """
     paused = state.phase is Phase.PAUSED
     found = dict[int | None, Call]()
@@ -73,8 +75,7 @@ def _whether_again(state: State, call: Call) -> CallDecided:
 def questions_of(state: State) -> Iterator[tuple[int | None, Call]]:
     """Find the calls of a run about which a question may be open, also while it is driven: see `waiting_calls`.
 
-    A call that is called again raises no question: what waits in it is that of its
-    runs.
+    A call that was left is not one of them: the question is about a call of a run in it.
     """
     batch = state.batch
     if state.ended is not None:

@@ -15,23 +15,34 @@ Where is what
                           ``engine/engine.py``: `next_action` says what to do, the engine does it and records a fact
     a kept run            claimed and driven by ``durable/worker.py``, which calls `KeptRun` in ``planner/run.py``; its
                           journal is written by ``durable/writer.py`` and read by ``durable/store.py``
-    a nested run          a `State` in the `Call` that makes it (``core/state.py``). If it pauses, `_leave_function` in
-                          ``sk/run/context.py`` leaves its function, ``engine/batch.py`` records `CallLeft`, and
-                          `_continue_inside` in ``core/machine.py`` pauses the run around, or calls the function again
+    a request             sent by `KernelChat.ask` in ``sk/chat/round_trip.py``, with the offer of
+                          ``sk/functions/toolset.py``
+    a reply               made one message and its calls by ``sk/chat/reply.py``; its tokens are read by
+                          ``sk/messages.py``. The engine records it as `ModelReplied`; what one without calls is, the
+                          answer or a question, `_judge` in ``core/machine.py`` decides
     a call                asked by the model: `RequestedCall` in ``core/values.py``; in the state: `Call` in
                           ``core/state.py``; outside, waiting or not: `ToolCall` in ``approval/decisions.py``
+    a decision            of one chain of interceptors: ``engine/gate.py``; of all chains around a call, of approvers,
+                          and about an edit: ``engine/review.py``. Of a person: checked by ``sk/run/resume.py``, which
+                          makes it a fact; who may decide is asked in ``engine/authorization.py``. In a store it waits
+                          in the row of the call, where ``durable/approvals.py`` puts it, until ``durable/worker.py``
+                          takes it
     a deferred call       a `CallDecided` with the verdict ``defer``; ``approval/waiting.py`` finds those of a state.
                           In a store also a row of ``planner_approvals``: written by ``durable/writer.py`` when the
                           run pauses, read as `PendingApproval` in ``durable/records.py``
-    a person's decision   ``sk/run/resume.py`` makes it a fact. In a store it waits in the row, where
-                          ``durable/approvals.py`` puts it, until ``durable/worker.py`` takes it
     a grant               a row, given by ``durable/approvals.py``. Where ``durable/writer.py`` writes the row of a
                           call, `using_steps` in ``durable/grants.py`` also decides it; a worker takes that decision
-    a limit               declared by `Budget` in ``core/limits.py``, checked by ``core/machine.py``: before a request
-                          and a batch, on a reply (``max_calls_per_reply``), and, asked by ``engine/batch.py``, before
-                          a filter starts a call again (`limit_of_restart`). Of time by ``engine/journal.py``, of
-                          results by ``core/results.py``, of runs together by ``engine/shared.py``; what functions and
-                          nested runs take by ``core/accounts.py``. Raised by ``sk/run/outcome.py``
+    a nested run          a `State` in the `Call` that makes it (``core/state.py``). If it pauses, `_leave_function` in
+                          ``sk/run/context.py`` leaves its function, ``engine/batch.py`` records `CallLeft`, and
+                          `_continue_inside` in ``core/machine.py`` pauses the run around, or calls the function again
+    a limit               declared by `Budget` in ``core/limits.py``, and checked
+                          - before a request and before a batch, and on a reply's calls, in ``core/machine.py``;
+                          - before a filter starts a call again, by `limit_of_restart` there, in ``engine/batch.py``;
+                          - of time, while anything is awaited, by `Recorder.in_time` in ``engine/journal.py``;
+                          - of a result, when it is recorded there; ``core/results.py`` finds where it is cut;
+                          - of budgets that runs share, in ``engine/shared.py``;
+                          - of a function's own requests, calls and runs, by `Tab` in ``core/accounts.py``.
+                          Under ``on_limit="raise"`` ``sk/run/outcome.py`` raises it
     the final answer      ``core/machine.py`` asks for its check, ``engine/engine.py`` records what
                           ``sk/run/answers.py`` finds: its form, then the application's ``check_answer``
     what a journal tells  `TimelineReader` in ``engine/timeline.py``

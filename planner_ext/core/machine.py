@@ -1,4 +1,16 @@
-"""``next_action``: what to do next in a state. Pure: the same state gives the same action."""
+"""``next_action``: what to do next in a state. Pure: the same state gives the same action.
+
+    phase        decided by         limits that are checked
+    -----------  -----------------  ---------------------------------------------------------------------
+    planning     `_plan`            those of a request, and two round trips for a plan
+    asking       `_ask`             those of a request: all but those on calls
+    reviewing    `_review`          ``max_calls_per_reply``
+    calling      `_continue_batch`  all, before the calls of the batch start
+    answering    `_judge`           those of a request, where a question or another answer would take one
+    completing   `next_action`      none
+
+A limit on calls is that of a batch as a whole: `_over_limit` says which calls exceed it.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -459,10 +471,11 @@ def _continue_batch(state: State, left: Left) -> Action:
 def _continue_inside(
     state: State, left: Left, batch: Batch, entered: list[int]
 ) -> Action:
-    """Decide how a batch continues with calls that were left, and are called again: see `CallLeft`.
+    """Decide how a batch continues with calls that were left because a run in them waits: see `CallLeft`.
 
-    A run in them that waits for nobody goes on, also where a limit of this run is
-    reached or it stops: the run inside then ends by itself.
+    First every call in which no run waits any more is called again, whatever the limits:
+    a run inside ends by itself where nothing is left to it. Then a run that is to stop
+    answers the others; another one starts its other calls, or pauses.
     """
     runs = tuple(i for i in entered if not batch.calls[i].waits_inside)
     if runs:
@@ -547,7 +560,7 @@ def _start(
 def limit_of_restart(state: State, index: int, at: float) -> str | None:
     """Name the limit that forbids starting a running call again.
 
-    The ready calls of the batch that have not started come first.
+    The calls of its batch that are about to start for the first time count before it.
     """
     assert state.batch is not None
     running = state.batch.calls[index].decided

@@ -62,9 +62,10 @@ class Call:
         inside: The functions whose results may be part of its own.
         runs: The runs that its function has made, in order; one that has not begun is a
             new `State`.
-        entered: How many of them were made before its last start; the others continue
-            where its function is called again.
-        left: Whether its function was left without a result, and is called again.
+        entered: How many runs it had before its last start. Those are over; the later
+            ones continue when its function is called again.
+        left: Whether its function was left because a run in it waits. It has no result,
+            and is called again once the run may continue.
     """
 
     request: RequestedCall

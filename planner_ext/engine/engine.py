@@ -96,9 +96,9 @@ class Engine:
     async def begin(self, new: Sequence[facts.Fact]) -> None:
         """Record the first new facts of this activation.
 
-        A request that an earlier process may have sent, without recording a reply, is
-        recorded first as failed, so that it is charged. So are those of the runs
-        inside, which begin when all decisions are recorded.
+        Before them, a request that an earlier process may have sent, without recording
+        a reply, is recorded as failed, so that it is charged; here and in the runs
+        inside.
         """
         shared = self._ports.shared
         is_kept = self._ports.store is not None
@@ -108,7 +108,7 @@ class Engine:
                 await self._charge_lost(run)
         for fact in new:
             await self.record(fact)
-        # Makes the journal longer, so no two activations begin with the same length.
+        # Shared budgets know an activation by the length of its journal, so each adds a fact.
         marks_activation = shared is not None and is_kept and continues
         recheck = self.state.refused is not None  # by an earlier process
         if self.is_running and (marks_activation or recheck):
@@ -190,7 +190,8 @@ class Engine:
     def _is_continued(self, *, cancelled: bool) -> bool:
         """Return whether a run that breaks off is continued later, from a store.
 
-        One inside a function is, too, but where it fails: then its function fails.
+        A run inside a function is continued only after a cancellation: where it fails,
+        its function has failed.
         """
         if self._ports.run is None or self._ports.within is None:
             return self._ports.store is not None

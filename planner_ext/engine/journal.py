@@ -1,4 +1,4 @@
-"""The journal of one run: the recorder of its facts, the facts that end it from outside, and forks."""
+"""The journal of one run: the recorder of its facts, and the facts that end it from outside."""
 
 import asyncio
 import inspect
@@ -248,7 +248,7 @@ class Recorder:
         )
 
     def left(self) -> float:
-        """Return the seconds until the first time limit, as of the current action's choice."""
+        """Return the seconds until the first time limit; active time as `as_of_now` computed it last."""
         return min(
             self._active_until - self._ports.clock.monotonic(), self.left_to_deadline()
         )

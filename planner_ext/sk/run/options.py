@@ -4,10 +4,12 @@ To add an option:
 
 1. Declare it in `RunOptions`: type, how it is validated and merged, default,
    documentation.
-2. Add the field of `CheckedOptions` that runs read. The other doors then take it by
-   keyword.
+2. Add the field of `CheckedOptions` that runs read. Service, handler and session then
+   take it by keyword.
 3. Add the field of the planner's options, in ``planner/options.py``: pydantic needs
    one.
+4. Use it: ``sk/run/context.py`` hands the options of a run to its parts, in `prepare`
+   or, for the engine, in `RunContext.engine`.
 
 ``tests/test_options.py`` needs a value of it in ``GIVEN``.
 """

@@ -1,4 +1,11 @@
-"""Resuming a run: the checks of its record, and the outcome of its calls as facts: decided, cancelled, or in doubt."""
+"""Resuming a run: its record is checked, then each decision, then all of them become facts.
+
+check_record             the checkpoint is that of a run that can continue, and unaltered
+ResumeRequest.facts      decisions: by the ``authorize`` hook, then each by `_DecisionFacts.take`
+calls_taken              names what one object decides once
+cancelling_facts         a run that is cancelled
+recovery_facts           a run whose process ended: its calls in doubt
+"""
 
 import hashlib
 import inspect
