@@ -64,6 +64,7 @@ from planner_ext.durable import (
     RetryPolicy,
     Runs,
     RunsClient,
+    StoredRun,
     StoreError,
     TookEffect,
     effect,
@@ -599,19 +600,9 @@ async def judge(world: World, requests: Sequence[ScriptedRequest]) -> dict[str, 
         effects[line["function"], line["order"]].append(line["key"])
     asked = Counter(order_of(request) for request in requests)
     answered = [int(run_id) for run_id, ended in status.items() if ended == "answered"]
-    finished = {
-        (run_id, fact.call_id): fact.at
-        for run_id, stored in journals.items()
-        for fact in stored.facts
-        if isinstance(fact, CallFinished)
-    }
-    known = {
-        key: who
-        for key, doubt in doubts.items()
-        if (who := who_knew(world, doubt, finished))
-    }
-    for key, who in known.items():
-        print(f"A person was asked about {doubts[key]}: {who}.")
+    known = known_doubts(world, doubts, journals)
+    for text in known:
+        print(f"A person was asked about {text}")
     return {
         "runs": len(status),
         "answered": len(answered),
@@ -630,6 +621,25 @@ async def judge(world: World, requests: Sequence[ScriptedRequest]) -> dict[str, 
 
 
 PROMISED = ("doubled", "lost", "over", "stranded", "known", "refused")
+
+
+def known_doubts(
+    world: World,
+    doubts: Mapping[str, Mapping[str, Any]],
+    journals: Mapping[str, StoredRun],
+) -> list[str]:
+    """Tell of each call in doubt that needed no person who could tell whether it took effect."""
+    finished = {
+        (run_id, fact.call_id): fact.at
+        for run_id, stored in journals.items()
+        for fact in stored.facts
+        if isinstance(fact, CallFinished)
+    }
+    return [
+        f"{doubt['id']} of order {doubt['order']}: {who}."
+        for doubt in doubts.values()
+        if (who := who_knew(world, doubt, finished))
+    ]
 
 
 def is_doubled(function: str, keys: Sequence[str]) -> bool:
