@@ -368,6 +368,8 @@ RunAction: TypeAlias = Literal[
     "revoke",
     "pause_all",
     "resume_all",
+    "retain",
+    "forget",
 ]
 """What is done to a run, or to all runs of a store; the ``authorize`` hook is asked about each."""
 

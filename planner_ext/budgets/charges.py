@@ -19,6 +19,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -28,8 +29,9 @@ from planner_ext.budgets.store import SELECT_USAGE, BudgetStore, BudgetUsage, re
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.facts import Fact, RunStarted, SharedBudgetsChecked, cost_of
 from planner_ext.core.values import Usage
-from planner_ext.durable.database import Step, Value
+from planner_ext.durable.database import Row, Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError
+from planner_ext.durable.retention import GET_DIGEST_KEY, forgotten_key
 from planner_ext.engine.concurrency import Raised, caught
 
 logger = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ _CONDITIONS = {
 }
 _KEEP = f"""
     UPDATE planner_budget_runs SET period = :period, iterations = :iterations, tool_calls = :tool_calls,
-        tokens = :tokens, cost = :cost, kept = :kept {_OF_ACTIVATION}
+        tokens = :tokens, cost = :cost, kept = :kept {_OF_ACTIVATION} RETURNING run
 """
 _KEEP_IF_CHARGED = f"""
     INSERT INTO planner_budget_runs (run, budget, key, activation, period, iterations, tool_calls, tokens, cost, kept)
@@ -90,7 +92,7 @@ _KEEP_IF_CHARGED = f"""
 """
 """Writes null, which rolls the transaction back, unless the budget was charged
 before."""
-_DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_ACTIVATION}"
+_DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_ACTIVATION} RETURNING run"
 _REACHED = f"""
     UPDATE planner_budgets SET reached = :limit {_OF_ACCOUNT} AND reached IS NULL
     RETURNING budget, key, period, iterations, tool_calls, tokens, cost, limits, reached
@@ -349,9 +351,10 @@ class _Charges:
         steps = [
             step for values in own for step in ((_CLAIM, values), (_SELECT_RUN, values))
         ]
-        for line, rows in zip(
-            self._lines, (await self._store.transact(*steps))[1::2], strict=True
-        ):
+        secret, *found = await self._store.transact(GET_DIGEST_KEY, *steps)
+        if secret and await self._use_digests(secret):
+            return await self._read()
+        for line, rows in zip(self._lines, found[1::2], strict=True):
             line.period = None
             line.kept = 0
             line.stored = line.stored or dict(self._known)
@@ -366,6 +369,25 @@ class _Charges:
                     part: float(value or 0)
                     for part, value in zip(LIMITS, totals, strict=True)
                 }
+
+    async def _use_digests(self, secret: Sequence[Row]) -> bool:
+        """Replace keys that were forgotten in the present period; return whether there are some."""
+        at = self._now()
+        changed = False
+        for line in self._lines:
+            digest = forgotten_key(secret, line.key)
+            account = {
+                "budget": line.budget.name,
+                "key": digest,
+                "period": line.budget.period(at),
+            }
+            (rows,) = await self._store.transact(
+                (f"{SELECT_USAGE} {_OF_ACCOUNT}", account)
+            )
+            if rows:
+                line.key = digest
+                changed = True
+        return changed
 
     def _values(self, line: _Line) -> dict[str, Value]:
         return {**line.values, "run": self._run, "activation": self._activation}
@@ -474,24 +496,29 @@ class _Charges:
         async with self._turn:
             await self._open()
             self._drain()
-            steps: list[Step] = []
-            for line in self._lines:
-                if line.period is None:
-                    continue
-                values = {
-                    **self._values(line),
-                    **_columns(_plus(line.before, self._total)),
-                    "period": line.period,
-                }
-                values["kept"] = self._kept
-                steps.append((_CHARGE, {**values, "at": self._now(), "stamp": ""}))
-                steps.append((_KEEP, values) if self._kept else (_DELETE_RUN, values))
-            if steps:
-                await self._store.transact(*steps)
+            with suppress(RunFencedError):
+                while not await self._settled():
+                    await self._read()  # a key was forgotten meanwhile
             for line in self._lines:
                 line.stored = _plus(line.before, self._total)
                 line.kept = self._kept
                 line.period = line.period if self._kept else None
+
+    async def _settled(self) -> bool:
+        """Write what was taken; False if a row is not there any more, or is a later activation's."""
+        steps: list[Step] = []
+        for line in self._lines:
+            if line.period is None:
+                continue
+            values = {
+                **self._values(line),
+                **_columns(_plus(line.before, self._total)),
+                "period": line.period,
+            }
+            values["kept"] = self._kept
+            steps.append((_CHARGE, {**values, "at": self._now(), "stamp": ""}))
+            steps.append((_KEEP, values) if self._kept else (_DELETE_RUN, values))
+        return not steps or all((await self._store.transact(*steps))[1::2])
 
 
 def _parts(spent: Usage) -> dict[str, float]:

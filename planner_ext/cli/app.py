@@ -204,7 +204,7 @@ add_group(
 add_group(
     "store",
     "planner_ext.cli.migrate",
-    "Check and migrate the tables of a store.",
+    "Check and migrate the tables of a store, and set how long it keeps what has ended.",
 )
 add_group(
     "approvals",

@@ -525,6 +525,32 @@ async def prune_runs(
     print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
 
 
+@command(group, exit_codes=DONE, name="forget")
+async def forget_person(
+    key: Annotated[str, typer.Option(metavar="KEY")],
+    store: cli.Store,
+    who: cli.ActorArgs,
+    rewrite: bool = True,
+) -> None:
+    """Take a person's texts out of a store: delete the runs with the tag KEY, and replace KEY in shared budgets.
+
+    What was used of a shared budget stays used: a digest replaces the key until the
+    period has ended. The files are rewritten, for which writers wait; the rights on the
+    database must allow that. Not reached are backups, exports, logs and other stores,
+    and of PostgreSQL its log (WAL) and its archive.
+
+    Examples:
+      planner-ext runs forget --key user-7 --store runs.db
+
+    Options:
+        key: The tag of the person's runs, and the key in shared budgets.
+        rewrite: Rewrite the files, so that they do not contain what was deleted.
+    """
+    async with opened_client(store, who.hooks) as client:
+        count = await client.forget(key, rewrite=rewrite, by=who.by or "")
+    print(f"{counted(count, 'run')} deleted.")
+
+
 @command(group, exit_codes=DONE, name="export")
 async def export_run(
     run: cli.RunName, store: cli.Store, output: cli.File = None

@@ -25,6 +25,7 @@ store allows it. Only ``planner-ext store migrate`` changes the tables of a stor
     sqlite, postgres the two databases
     records          the values in rows: runs, approvals, decisions
     inputs           what a run is submitted with, a new budget, and what is said to it, as JSON
+    retention        how long what has ended is kept, and how a person is forgotten
     listing          filters for a list of runs, and the numbers of a store
     migration        changes the tables to the schema that this version needs
     archive          a run as a JSON document, exported and imported
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.notices import NoticeRecord, RunNotice
     from planner_ext.durable.options import RetryPolicy, WorkerOptions
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
+    from planner_ext.durable.retention import Retention
     from planner_ext.durable.runs import RunResult, Runs, RunsClient, SubmittedRun
     from planner_ext.durable.worker import Due, Next, RunHandle
     from planner_ext.engine.activation import DurablePlanner
@@ -84,6 +86,7 @@ __all__ = [
     "NotAuthorizedError",
     "NoticeRecord",
     "PendingApproval",
+    "Retention",
     "RetryPolicy",
     "RunConflictError",
     "RunFencedError",
@@ -128,6 +131,7 @@ _MODULES = {
     ),
     "durable.options": ("RetryPolicy", "WorkerOptions"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
+    "durable.retention": ("Retention",),
     "durable.runs": ("RunResult", "Runs", "RunsClient", "SubmittedRun"),
     "durable.worker": ("Due", "Next", "RunHandle"),
     "engine.activation": ("DurablePlanner",),

@@ -128,6 +128,10 @@ class Database(Protocol):
         """Write a copy into a new file while workers write; raise `StoreError` if this is impossible."""
         ...
 
+    async def scrub(self) -> None:
+        """Rewrite the files without what was deleted; its writers wait meanwhile."""
+        ...
+
     def connection(self, *, timeout: float) -> AbstractContextManager[Execute]:
         """Open a connection for another thread; its commits do not wait for the disk.
 
@@ -178,8 +182,14 @@ BUDGET_TABLES = (
         PRIMARY KEY (run, budget, key)
     )
     """,
+    """
+    CREATE TABLE planner_settings (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    )
+    """,
 )
-"""The tables of `planner_ext.budgets`, which says what they hold."""
+"""The tables of `planner_ext.budgets`, which says what they hold, and the settings."""
 
 CREATE_TABLES: tuple[str, ...] = (
     """
@@ -305,12 +315,6 @@ CREATE_TABLES: tuple[str, ...] = (
         at DOUBLE PRECISION NOT NULL
     )
     """,
-    """
-    CREATE TABLE planner_settings (
-        name TEXT PRIMARY KEY,
-        value TEXT NOT NULL
-    )
-    """,
     *BUDGET_TABLES,
     "CREATE INDEX planner_runs_by_status ON planner_runs (status, wake_at)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
@@ -356,8 +360,10 @@ then. ``planner_grants.question``: digest of the question that ``decision`` answ
 ``used`` times so far, the last time for the approval ``used_for``.
 ``planner_deleted``: the `deleted_digest` of each deleted run's name, and its last
 status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
-no run is driven, ``retried``, when a failed run was last revived, and ``inbox``, the
-address of its pages. Times are seconds since the epoch.
+no run is driven; ``retried``, when a failed run was last revived; ``inbox``, the
+address of its pages; ``retention``, how long what ended is kept; ``forgotten``, the key
+of the digests that stand for forgotten keys of shared budgets.
+``planner_journal.fact``: "" once it was forgotten. Times are seconds since the epoch.
 """
 
 

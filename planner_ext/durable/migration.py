@@ -6,6 +6,7 @@ from planner_ext.core.values import frozen
 from planner_ext.durable.database import GET_SCHEMA, SCHEMAS, Schema, read_schema
 from planner_ext.durable.errors import DuplicateRowError, StoreError
 from planner_ext.durable.heartbeat import list_workers
+from planner_ext.durable.retention import GET_RETENTION, Retention, read_retention
 from planner_ext.durable.store import JournalStore, open_database
 
 
@@ -17,11 +18,13 @@ class StoreSchema:
         number: Its schema.
         reader: The lowest schema that a version must know to use it.
         missing: The schemas that this version adds, in their order.
+        retention: How long what ended is kept; None keeps all of it.
     """
 
     number: int
     reader: int
     missing: tuple[Schema, ...]
+    retention: Retention | None
 
     @property
     def keeps_older(self) -> bool:
@@ -42,10 +45,15 @@ async def migrate(where: str | Path, *, dry_run: bool = False) -> StoreSchema:
     """
     store = JournalStore(await open_database(where, create=False, older=True))
     try:
-        (rows,) = await store.database.transact((GET_SCHEMA, {}))
+        rows, kept = await store.database.transact((GET_SCHEMA, {}), GET_RETENTION)
         number, reader = read_schema("The store", rows)
         missing = tuple(one for one in SCHEMAS if one.number > number)
-        before = StoreSchema(number=number, reader=reader, missing=missing)
+        before = StoreSchema(
+            number=number,
+            reader=reader,
+            missing=missing,
+            retention=read_retention(kept),
+        )
         if dry_run or not missing:
             return before
         alive = [one.name for one in await list_workers(store) if one.alive]

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import ClassVar, LiteralString, Self, TypeVar, cast
 
 import psycopg
+import psycopg.sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.database import (
@@ -63,6 +64,11 @@ _COMMITS = """
         at TIMESTAMPTZ NOT NULL DEFAULT now()
     )
 """
+_TABLES = """
+    SELECT relname FROM pg_class
+    WHERE relkind = 'r' AND relname LIKE 'planner\\_%' AND relname <> 'planner_workers' AND pg_table_is_visible(oid)
+"""
+"""Heartbeats do not wait for `PostgresDatabase.scrub`."""
 _ADD_CONNECTION = "INSERT INTO planner_commits (connection, token) VALUES (%(connection)s, '') ON CONFLICT DO NOTHING"
 _REMOVE_CONNECTIONS = "DELETE FROM planner_commits WHERE connection = %(connection)s OR at < now() - interval '7 days'"
 _SIGN = """
@@ -211,6 +217,23 @@ class PostgresDatabase:
             f"{_server_of(self._url)} is a PostgreSQL database, which pg_dump backs up while workers write: pg_dump "
             f"--format=custom --file={shlex.quote(str(path))} {shlex.quote(redacted(self._url))}. pg_restore reads it."
         )
+
+    async def scrub(self) -> None:
+        """Rewrite the tables, each under a lock that nobody reads beside, and the statistics, which have samples.
+
+        The server's log (WAL), its archive and its backups keep what was deleted.
+        """
+        with _as_store_errors(self._url):
+            async with await _connect(self._url) as connection:
+                found = await connection.execute(_TABLES)
+                for (table,) in await found.fetchall():
+                    name = psycopg.sql.Identifier(str(table))
+                    command = psycopg.sql.SQL("VACUUM (FULL, ANALYZE) {}")
+                    await connection.execute(command.format(name))
+                await connection.execute("VACUUM (FULL) pg_statistic")
+                with suppress(psycopg.errors.InsufficientPrivilege):
+                    # The server removes the old files at a checkpoint.
+                    await connection.execute("CHECKPOINT")
 
     @contextmanager
     def connection(self, *, timeout: float) -> Generator[Execute]:

@@ -316,6 +316,11 @@ def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fac
             raise InvalidJournalError(
                 f"The journal of run {run_id!r} is damaged: expected row {place}, found {seq}."
             )
+        if fact == "":
+            raise InvalidJournalError(
+                f"The journal of run {run_id!r} was forgotten, as its store's retention says. Its row tells how it "
+                "ended: planner-ext runs list."
+            )
         try:
             check_schema(schema)
             values.append(json.loads(str(fact)))

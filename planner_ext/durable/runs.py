@@ -20,7 +20,13 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.guards import guard_name, hook_names
 from planner_ext.approval.waiting import waiting_everywhere
-from planner_ext.core.errors import EndedRunError, not_answered, shown, way_out
+from planner_ext.core.errors import (
+    EndedRunError,
+    counted,
+    not_answered,
+    shown,
+    way_out,
+)
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import State
@@ -45,6 +51,7 @@ from planner_ext.durable.heartbeat import (
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import (
     PARKED,
+    UNFINISHED,
     Hold,
     RunFilters,
     RunStats,
@@ -79,6 +86,14 @@ from planner_ext.durable.records import (
     StoredRun,
     fold_journal,
 )
+from planner_ext.durable.retention import (
+    GET_RETENTION,
+    Retention,
+    forget_key,
+    read_retention,
+    retain,
+    set_retention,
+)
 from planner_ext.durable.store import JournalStore, opened_store, opens
 from planner_ext.durable.worker import (
     Claims,
@@ -91,7 +106,7 @@ from planner_ext.durable.worker import (
 )
 from planner_ext.durable.writer import cancel_run, say_to
 from planner_ext.engine.activation import ArgumentsFor, DurablePlanner
-from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.concurrency import SystemClock, end_tasks
 from planner_ext.engine.document import dump_message
 from planner_ext.engine.ports import Clock
 
@@ -328,6 +343,84 @@ class RunsClient:
             ):
                 await self._doorkeeper.check_under(hooks, "delete", run_id, by=by)
         return await self._store.prune(status=status, before=before, dry_run=dry_run)
+
+    async def retain(
+        self,
+        *,
+        ended: timedelta | None = None,
+        journals: timedelta | None = None,
+        by: str = "",
+    ) -> None:
+        """Set how long the store keeps what has ended; its workers apply that within the hour, a few runs at a time.
+
+        Failed and quarantined runs wait for a person, and are kept.
+
+        Args:
+            ended: When a run that has ended is deleted; None keeps it.
+            journals: When only the row of such a run is kept: its name, goal, tags,
+                status and consumption. None keeps all of it.
+            by: Who sets it, for the record.
+
+        Raises:
+            StoreError: If a time is not above 0.
+            NotAuthorizedError: As `pause_all`.
+        """
+        await self._check_all("retain", by)
+        given = {"ended": ended, "journals": journals}
+        seconds = {
+            name: None if age is None else age.total_seconds()
+            for name, age in given.items()
+        }
+        retention = Retention(**seconds, by=by, at=self._clock.now())
+        await set_retention(self._store, retention)
+
+    async def retention(self) -> Retention | None:
+        """Read how long the store keeps what has ended; None keeps all of it."""
+        (rows,) = await self._store.database.transact(GET_RETENTION)
+        return read_retention(rows)
+
+    async def forget(self, key: str, *, rewrite: bool = True, by: str = "") -> int:
+        """Take a person's texts out of the store: runs with the tag, grants, and the key of shared budgets.
+
+        In periods that have not ended, a digest replaces the key: what was used stays
+        used. Its own key is in the store. Backups, exports, logs, other stores, and the
+        log (WAL) and replicas of PostgreSQL are not reached.
+
+        Args:
+            key: The tag of the person's runs, and the key in shared budgets.
+            rewrite: Whether to rewrite the files, too, so that they do not contain what
+                was deleted; its writers wait meanwhile.
+            by: Who forgets, for the ``authorize`` hook, which is asked about each
+                deletion, too.
+
+        Returns:
+            The number of runs, all of which were deleted.
+
+        Raises:
+            RunConflictError: If one of these runs has not ended; nothing was forgotten.
+            NotAuthorizedError: If the hook refuses, or is missing; nothing was
+                forgotten.
+        """
+        await self._check_all("forget", by)
+        if number := await self.count(status=UNFINISHED, tag=key):
+            raise RunConflictError(
+                f"{counted(number, 'run')} with the tag {key!r} have not ended, and nothing was forgotten. Cancel them "
+                f"first: planner-ext runs cancel --tag {key}."
+            )
+        names = [run_id async for run_id in self.find(tag=key)]
+        for run_id in names:
+            await self._check("delete", run_id, by)
+        deleted = await self._store.delete_ended(names)
+        if deleted < len(names):
+            raise RunConflictError(
+                f"{len(names) - deleted} of {counted(len(names), 'run')} with the tag {key!r} continued meanwhile, and "
+                "were not deleted. Forget again when they have ended."
+            )
+        database = self._store.database
+        await forget_key(database, key, runs=names, now=self._clock.now())
+        if rewrite:
+            await database.scrub()
+        return deleted
 
     async def count(
         self, *, status: Statuses = None, **filters: Unpack[RunFilters]
@@ -814,6 +907,7 @@ class Runs(RunsClient):
         workers.on_lapse = pool.give_up
         runs = cls(pool, notifier)
         await workers.open()
+        retaining = asyncio.create_task(retain(store, runner.clock))
         try:
             await notifier.open(
                 store,
@@ -824,6 +918,7 @@ class Runs(RunsClient):
             with numbers_reported(redacted(where), store.database, runner.clock.now):
                 yield runs
         finally:
+            await end_tasks(retaining)
             try:
                 await runs.close()
             finally:

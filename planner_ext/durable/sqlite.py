@@ -136,6 +136,27 @@ class SqliteDatabase:
                 f"The backup {_shown(path)} cannot be written: {error}. Check the disk."
             ) from error
 
+    async def scrub(self) -> None:
+        """See `planner_ext.durable.database.Database`: splits of pages leave copies that ``secure_delete`` misses."""
+
+        def rewrite() -> None:
+            with closing(_connect(self._path, create=False)) as connection:
+                milliseconds = int(_BUSY_SECONDS * 1000)
+                connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
+                connection.execute("VACUUM")
+                log = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                is_busy, *_ = log.fetchone()
+            if is_busy:
+                raise StoreError(
+                    f"The log of {_shown(self._path)} is being read, and keeps what was deleted. End the tool that has "
+                    "it open, and repeat the command."
+                )
+
+        try:
+            await in_thread(rewrite)
+        except sqlite3.Error as error:
+            raise _as_store_error(self._path, error) from error
+
     @contextmanager
     def connection(self, *, timeout: float) -> Generator[Execute]:
         """Open a second connection; without checkpoints, its commits never wait for the disk."""
@@ -340,6 +361,7 @@ def _prepare(
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")
     if has_tables:
         return
     with connection:

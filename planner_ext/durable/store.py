@@ -200,8 +200,21 @@ _KEEP_DIGEST = """
     ON CONFLICT (digest) DO UPDATE SET status = EXCLUDED.status, at = EXCLUDED.at
 """
 
+_OWNED = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
+_TAKE_RUNS = (
+    f"UPDATE planner_grants SET used_for = NULL WHERE used_for IN (SELECT id FROM planner_approvals WHERE {_OWNED})",
+    *(f"DELETE FROM {table} WHERE {_OWNED}" for table in _TABLES_OF_RUNS),
+    "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
+)
+_HAS_TEXTS = f"({_FIRST_FACT}) <> ''"
+_TAKE_TEXTS = (
+    f"UPDATE planner_journal SET fact = '' WHERE {_OWNED}",
+    *(f"DELETE FROM {table} WHERE {_OWNED}" for table in _TABLES_OF_RUNS[1:]),
+    "UPDATE planner_runs SET owner = NULL, inputs = NULL, said = NULL WHERE owner = :owner RETURNING run_id",
+)
+
 _BATCH = 10
-"""The most runs that one transaction deletes: other writers of an SQLite file wait 20
+"""The most runs that one transaction takes out: other writers of an SQLite file wait 20
 ms for ten of 200 KiB."""
 
 
@@ -999,7 +1012,7 @@ class JournalStore:
         statuses = (*AT_REST, "paused") if paused else AT_REST
         listed = ", ".join(f"'{status}'" for status in statuses)
         chosen = f"run_id = :run_id AND status IN ({listed}) AND {_IDLE}"
-        if await self._delete([run_id], chosen, run_id=run_id):
+        if await self._take_out([run_id], chosen, _TAKE_RUNS, run_id=run_id):
             return
         record = await self.record(run_id)
         if record.status in statuses:
@@ -1009,6 +1022,15 @@ class JournalStore:
         else:
             problem = f"it is {record.status}. Cancel it first"
         raise RunConflictError(f"Run {run_id!r} cannot be deleted: {problem}.")
+
+    async def delete_ended(self, names: Sequence[str]) -> int:
+        """Delete those of the named runs that only a `resume` continues; return their number."""
+        chosen = f"status IN ({', '.join(map(repr, AT_REST))}) AND {_IDLE}"
+        deleted = 0
+        for first in range(0, len(names), _BATCH):
+            some = names[first : first + _BATCH]
+            deleted += await self._take_out(some, chosen, _TAKE_RUNS)
+        return deleted
 
     async def prune(self, *, status: str, before: float, dry_run: bool = False) -> int:
         """Delete, or only count, the runs with a status that were last updated before a time; return their number."""
@@ -1023,12 +1045,45 @@ class JournalStore:
                 f"SELECT COUNT(*) FROM planner_runs WHERE {old}", **values
             )
         deleted = 0
-        oldest = f"SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch"
-        statement = oldest.format(age=self.database.age)
-        while rows := await self._rows(statement, **values, batch=_BATCH):
-            names = [str(run_id) for (run_id,) in rows]
-            deleted += await self._delete(names, _OLD, **values)
+        while batch := await self.prune_batch(status=status, before=before):
+            deleted += batch[0]
         return deleted
+
+    async def prune_batch(
+        self,
+        *,
+        status: str,
+        before: float,
+        after: float = 0.0,
+        only_texts: bool = False,
+    ) -> tuple[int, float] | None:
+        """Delete the oldest runs of one transaction, or take their texts.
+
+        A run without its texts keeps its row, and of its journal the links; reading it
+        is an error.
+
+        Args:
+            status: Theirs.
+            before: When they were last updated, at the latest.
+            after: When they were last updated, at the earliest.
+            only_texts: Whether their rows stay.
+
+        Returns:
+            Their number, and when the last one was updated; None if there is none.
+        """
+        has_texts = f"AND {_HAS_TEXTS}" if only_texts else ""
+        statement = f"""
+            SELECT run_id, updated_at FROM planner_runs
+            WHERE {_OLD} AND updated_at >= :after {has_texts} ORDER BY updated_at LIMIT :batch
+        """.format(age=self.database.age)
+        values: dict[str, Value] = {"status": status, "before": before}
+        rows = await self._rows(statement, **values, after=after, batch=_BATCH)
+        if not rows:
+            return None
+        names = [str(run_id) for run_id, _ in rows]
+        take = _TAKE_TEXTS if only_texts else _TAKE_RUNS
+        number = await self._take_out(names, _OLD, take, **values)
+        return number, float(rows[-1][1] or 0)
 
     async def prunable(
         self, *, status: str, before: float, only_guarded: bool
@@ -1058,14 +1113,11 @@ class JournalStore:
         """Close the database."""
         await self.database.close()
 
-    async def _delete(self, names: Sequence[str], chosen: str, **values: Value) -> int:
-        """Delete those of the named runs that a condition chooses; a unique owner locks their rows first."""
+    async def _take_out(
+        self, names: Sequence[str], chosen: str, take: Sequence[str], **values: Value
+    ) -> int:
+        """Take those of the named runs out that a condition chooses; a unique owner locks their rows first."""
         owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
-        owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
-        deletions = [
-            *(f"DELETE FROM {table} WHERE {owned}" for table in _TABLES_OF_RUNS),
-            "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
-        ]
         chosen = chosen.format(age=self.database.age)
         named: dict[str, Value] = {
             f"name_{chr(ord('a') + place)}": name for place, name in enumerate(names)
@@ -1081,9 +1133,10 @@ class JournalStore:
                 {**owner, "run_id": name, "digest": deleted_digest(name)},
             )
             for name in names
+            if take is _TAKE_RUNS
         ]
         *_, runs = await self.database.transact(
-            lock, *kept, *((deletion, owner) for deletion in deletions)
+            lock, *kept, *((statement, owner) for statement in take)
         )
         return len(runs)
 

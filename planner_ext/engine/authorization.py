@@ -26,6 +26,7 @@ _PHRASES: Mapping[RunAction, str] = {
     "say": "write to",
     "pause_all": "pause all",
     "resume_all": "resume all",
+    "retain": "set the retention of",
 }
 
 

@@ -146,3 +146,37 @@ def test_the_schema_is_checked_and_migrated(command: Command) -> None:
     finally:
         SCHEMAS.remove(following)
     assert command("runs", "list", *STORE).code == 0
+
+
+def test_what_has_ended_is_kept_as_long_as_the_store_says(command: Command) -> None:
+    """It is set by a command, which wants to know how long, and shown by the check."""
+    assert command("runs", "submit", "Refund it.", *STORE, "--create").code == 0
+    keep = ("store", "keep", *STORE)
+    for wrong in ((), ("--everything", "--ended", "30d"), ("--ended", "month")):
+        refused = command(*keep, *wrong)
+        assert (refused.code, "--ended" in refused.err) == (2, True)
+    kept = "It keeps runs that have ended for 30d and their journals for 36h."
+    done = command(*keep, "--ended", "30d", "--journals", "36h", "--by", "ann")
+    assert (done.code, done.err) == (0, f"{kept}\n")
+    assert command("store", "check", *STORE).out.splitlines()[1] == kept
+    document = command("store", "check", *STORE, "--json").document
+    assert (document["retention"]["ended"], document["retention"]["by"]) == (
+        30 * 86_400,
+        "ann",
+    )
+    assert command(*keep, "--everything").err == "Runs that have ended are kept.\n"
+    assert len(command("store", "check", *STORE).out.splitlines()) == 1
+
+
+def test_a_person_is_forgotten(command: Command, here: Path) -> None:
+    """Once the runs have ended; no file of the store contains the tag any more."""
+    submit = ("runs", "submit", "Refund it.", "--tag", "user-7", "--create", *STORE)
+    assert command(*submit).code == 0
+    forget = ("runs", "forget", "--key", "user-7", *STORE)
+    refused = command(*forget)
+    assert (refused.code, "runs cancel --tag user-7" in refused.words) == (2, True)
+    assert command("runs", "cancel", "--tag", "user-7", "--yes", *STORE).code == 0
+    assert command(*forget).out == "1 run deleted.\n"
+    assert not [
+        path for path in here.glob("runs.db*") if b"user-7" in path.read_bytes()
+    ]
