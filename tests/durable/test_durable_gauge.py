@@ -119,10 +119,10 @@ async def test_a_store_that_fails_reports_nothing(
     """One warning for all gauges; the collection of other metrics goes on."""
     async with open_runs(store) as runs:
         await runs._store.database.transact(
-            ("ALTER TABLE planner_settings RENAME TO planner_elsewhere", {})
+            ("ALTER TABLE planner_notices RENAME TO planner_elsewhere", {})
         )
         assert [gauge.observed(name) for name in gauge._GAUGES] == [[]] * 11
         await runs._store.database.transact(
-            ("ALTER TABLE planner_elsewhere RENAME TO planner_settings", {})
+            ("ALTER TABLE planner_elsewhere RENAME TO planner_notices", {})
         )
     assert caplog.text.count("The numbers of a store are not reported") == 1
