@@ -58,7 +58,7 @@ from planner_ext.sk.run.service import (
     pass_through_streaming,
 )
 
-__all__ = ["FunctionInvokingChatCompletion", "charged_service"]
+__all__ = ["FunctionInvokingChatCompletion"]
 
 
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):

@@ -8,7 +8,10 @@ way spends is counted outside of it.
 
 from planner_ext.compare.backend import Live
 from planner_ext.compare.report import (
+    Cell,
     Comparison,
+    Cost,
+    Finding,
     OptionInfo,
     Run,
     ScriptInfo,
@@ -24,7 +27,10 @@ from planner_ext.compare.trial import Ability, Option, Strategy, Trial, option
 
 __all__ = [
     "Ability",
+    "Cell",
     "Comparison",
+    "Cost",
+    "Finding",
     "Live",
     "Option",
     "OptionInfo",
