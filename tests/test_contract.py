@@ -23,6 +23,7 @@ from support.values import each_of
 PACKAGE = Path(planner_ext.__file__).parent
 README = PACKAGE.parent / "README.md"
 
+GUIDE = PACKAGE.parent / "samples" / "guides" / "troubleshooting.md"
 SURFACE = Path(__file__).parent / "surface.txt"
 
 public = each_of("name", MODULES)
@@ -135,6 +136,23 @@ def test_the_tree_of_errors_is_drawn() -> None:
     """The docstring of planner_ext.errors names every class that the module exports."""
     assert errors.__doc__ is not None
     assert [name for name in errors.__all__ if name not in errors.__doc__] == []
+
+
+def test_the_guide_says_of_each_error_when_it_is_raised_and_the_way_out() -> None:
+    """Its table has a row for each error, in the words of the class, and something to do."""
+    rows = re.findall(
+        r"^\| `(\w+Error|\w+Exception)` \| (.+?) \| (.+) \|$",
+        GUIDE.read_text("utf-8"),
+        re.MULTILINE,
+    )
+    assert [(name, when) for name, when, _ in rows] == [
+        (name, first_paragraph(getattr(errors, name))) for name in errors.__all__
+    ]
+
+
+def first_paragraph(error: type) -> str:
+    text = inspect.getdoc(error) or ""
+    return text.split("\n\n")[0].replace("\n", " ").replace("``", "`")
 
 
 def blocks() -> list[str]:
