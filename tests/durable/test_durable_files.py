@@ -4,8 +4,11 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -207,23 +210,20 @@ async def test_a_path_that_there_cannot_be_is_a_named_error(
     os.geteuid() == 0 and shutil.which("setpriv") is None,
     reason="root may read everything",
 )
-def test_a_file_that_may_not_be_read_is_a_named_error(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_is_a_named_error() -> None:
     """The error says: permission denied."""
-    import subprocess
-    import sys
-
-    path = tmp_path / "runs.db"
-    path.touch(0o600)
     code = (
         "import asyncio, sys\nfrom planner_ext.durable import Approvals, StoreError\n"
         "async def main():\n    async with Approvals.connect(sys.argv[1]):\n        pass\n"
         "try:\n    asyncio.run(main())\nexcept StoreError as error:\n    print(error)\n"
     )
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o755)
-    run = [sys.executable, "-c", code, str(path)]
-    if os.geteuid() == 0:
-        run = ["setpriv", "--reuid=65534", "--clear-groups", *run]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    # Not in pytest's folder, which the next start of pytest closes to others.
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "runs.db"
+        path.touch(0o600)
+        run = [sys.executable, "-c", code, str(path)]
+        if os.geteuid() == 0:
+            run = ["setpriv", "--reuid=65534", "--clear-groups", *run]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert "cannot be opened" in done.stdout, done.stderr

@@ -172,7 +172,7 @@ HANGING: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @each_of("what", HANGING)
 def test_a_strangers_schema_does_not_hang_the_check(what: str) -> None:
     """Patterns, references and sizes that would take years are not evaluated: the function's own check decides."""
@@ -203,7 +203,7 @@ def nested(levels: int, value: Any = 0) -> Any:
     return value
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @each_of(
     ("schema", "value", "said"),
     [
