@@ -23,7 +23,7 @@ from planner_ext.core.machine import (
     next_action,
 )
 from planner_ext.core.state import Call, State, name_inside
-from planner_ext.core.values import Message, Usage, updated
+from planner_ext.core.values import Message, Usage, start_of, updated
 
 _CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
 
@@ -343,7 +343,7 @@ class Tab:
         """Take the start of a function, or name the limit that forbids it."""
         with self.account.lock:
             if (limit := self.left().forbids_start(function)) is None:
-                self.charge(Usage(tool_calls=1, calls_by_function={function: 1}))
+                self.charge(start_of(function))
             return limit
 
     def expect(self, request: object, usage: Usage) -> None:
@@ -476,7 +476,7 @@ class Account:
         """Take one more start of a running call, or name the limit that forbids it."""
         with self.lock:
             if (limit := self.left().forbids_start(function)) is None:
-                self._restarting = Usage(tool_calls=1, calls_by_function={function: 1})
+                self._restarting = start_of(function)
             return limit
 
     def restarted(self) -> None:
@@ -548,5 +548,5 @@ class Account:
         for index in self._starting:
             decided = calls[index].decided
             assert decided is not None, "a call that is about to start was decided"
-            taken += Usage(tool_calls=1, calls_by_function={decided.function: 1})
+            taken += start_of(decided.function)
         return taken, held

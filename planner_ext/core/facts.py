@@ -25,6 +25,7 @@ from planner_ext.core.values import (
     Status,
     Usage,
     frozen,
+    start_of,
     updated,
 )
 
@@ -721,7 +722,7 @@ def cost_of(fact: Fact, rules: Rules | None = None) -> Usage:
                 fact.usage, iterations=iterations, active_seconds=fact.seconds
             )
         case CallStarted(function=function):
-            return updated(NOTHING, tool_calls=1, calls_by_function={function: 1})
+            return start_of(function)
         case CallFinished(spent=Usage() as spent) | CallLeft(spent=Usage() as spent):
             return spent
         case IterationCompleted() | BudgetChanged() | Paused() | Ended():

@@ -27,6 +27,7 @@ from planner_ext.core.values import (
     TranscriptItem,
     Usage,
     row_of,
+    start_of,
     updated,
     with_item,
 )
@@ -169,8 +170,7 @@ def _model_asked(state: State, fact: facts.ModelAsked) -> _Changes:
 
 
 def _nested_call_started(state: State, fact: facts.NestedCallStarted) -> _Changes:
-    nested = Usage(tool_calls=1, calls_by_function={fact.function: 1})
-    return _recorded(state, fact, fact.index, nested)
+    return _recorded(state, fact, fact.index, start_of(fact.function))
 
 
 def _recorded(
@@ -678,7 +678,7 @@ def _charge(state: State, fact: facts.Fact) -> Usage:
             call = calls[fact.index]
             if not _runs_again(call, fact):
                 return call.recorded
-            return call.recorded - _start_of(call.decided_fact)
+            return call.recorded - start_of(call.decided_fact.function)
         case facts.CallsWithheld():
             return sum((calls[index].recorded for index in fact.indexes), NOTHING)
         case facts.CallFinished(spent=None) | facts.CallLeft(spent=None):
@@ -690,7 +690,3 @@ def _charge(state: State, fact: facts.Fact) -> Usage:
 def _runs_again(call: Call, decided: facts.CallDecided) -> bool:
     """Return whether a call that had started is to run again: it is charged once, however often its process died."""
     return call.started and call.decided is not None and decided.verdict == "run"
-
-
-def _start_of(decided: facts.CallDecided) -> Usage:
-    return Usage(tool_calls=1, calls_by_function={decided.function: 1})

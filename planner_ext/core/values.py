@@ -264,6 +264,11 @@ NOTHING: Final = Usage()
 """No usage; to add it costs nothing."""
 
 
+def start_of(function: str) -> Usage:
+    """Return what one start of a function uses."""
+    return updated(NOTHING, tool_calls=1, calls_by_function={function: 1})
+
+
 @frozen
 class RequestedCall:
     """One function call as the model asked for it; nothing in it is trusted yet.

@@ -62,7 +62,7 @@ from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.core.limits import Budget, Left, Price
 from planner_ext.core.state import State
-from planner_ext.core.values import Usage, frozen, updated
+from planner_ext.core.values import Usage, frozen, start_of, updated
 from planner_ext.engine.concurrency import StopHandle, contained
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Reviewed
@@ -662,9 +662,7 @@ async def _decide_and_run(
     tab = parent.tab
     if (limit := tab.take_call(tool.name)) is not None:
         raise nothing_left(limit)
-    await _take_shared(
-        tab.account.shared, Usage(tool_calls=1, calls_by_function={tool.name: 1}), tab
-    )
+    await _take_shared(tab.account.shared, start_of(tool.name), tab)
     await tab.record_call(tool.name)
     target = with_own_view(function, tab, wrap)
     if tool.unasked or tool.loose:
