@@ -38,7 +38,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext.approval.decisions import ReadByKey
 from planner_ext.core.errors import shown, suggests_names
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import Budget, is_count
+from planner_ext.core.limits import Budget, is_count, least
 from planner_ext.core.values import frozen
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.service import FunctionInvokingChatCompletion
@@ -46,7 +46,7 @@ from planner_ext.sk.chat.history import find_problems, one_result_each, render
 from planner_ext.sk.chat.reply import accepted_reply, given_arguments
 from planner_ext.sk.chat.transport import select_service
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.checks import instance_of, least
+from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import (
     InvalidHistoryError,
     InvalidOptionError,

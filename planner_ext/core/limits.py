@@ -134,20 +134,15 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
         one = getattr(first, item.name)
         other = getattr(second, item.name)
         if item.name == "max_calls_per_function":
-            both = one.keys() & other.keys()
-            values[item.name] = {
-                **one,
-                **other,
-                **{name: min(one[name], other[name]) for name in both},
-            }
+            values[item.name] = _smaller(one, other)
         elif item.name.startswith("max_") or item.name == "deadline":
-            values[item.name] = _least(one, other)
+            values[item.name] = least(one, other)
         elif item.name == "tell_budget":
             values[item.name] = one or other
     return replace(first, **values)
 
 
-def _least(one: Any, other: Any) -> Any:
+def least(one: Any, other: Any) -> Any:
     """Return the smaller value; None means no limit."""
     return min((value for value in (one, other) if value is not None), default=None)
 

@@ -23,11 +23,11 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.errors import nearest, shown
-from planner_ext.core.limits import Budget, Price
+from planner_ext.core.limits import Budget, Price, least
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.checkpoint import DecisionsTaken, SigningKey
-from planner_ext.sk.checks import callable_with, least, non_negative
+from planner_ext.sk.checks import callable_with, non_negative
 from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.sk.functions.questions import Clarifier

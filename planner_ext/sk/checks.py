@@ -84,8 +84,3 @@ def non_negative(name: str, value: object) -> int:
             f"{name} must be a whole number, 0 or more; got {shown(value)}."
         )
     return value
-
-
-def least(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two limits; None means no limit."""
-    return min((limit for limit in (first, second) if limit is not None), default=None)

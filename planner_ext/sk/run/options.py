@@ -35,7 +35,7 @@ from typing import (
 from planner_ext.approval.decisions import ApprovalSettings, Interceptor
 from planner_ext.core.accounts import SharedBudgets
 from planner_ext.core.errors import nearest, shown, way_out
-from planner_ext.core.limits import Budget, Price, tightest
+from planner_ext.core.limits import Budget, Price, least, tightest
 from planner_ext.core.values import frozen
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
@@ -47,7 +47,6 @@ from planner_ext.sk.checks import (
     callable_with,
     check_returns,
     instance_of,
-    least,
     non_negative,
     one_of,
 )
