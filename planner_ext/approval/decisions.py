@@ -688,26 +688,31 @@ class DecisionRecord:
         return asdict(self) | {"at": self.at.isoformat()}
 
 
-def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
-    """Read a decision from a fact; None if the call was answered or run without one."""
-    kind: DecisionKind
+def kind_of(fact: CallDecided) -> DecisionKind | None:
+    """Return which decision a fact records; None if the call was answered or run without one."""
     match fact.verdict, fact.reason:
         case "run", _ if fact.binds:
-            kind = "approve"
+            return "approve"
         case "deny", _:
-            kind = "deny"
+            return "deny"
         case "answer", "supplied":
-            kind = "supply"
+            return "supply"
         case "answer", "expired":
-            kind = "expire"
+            return "expire"
         case "answer", _ if fact.person:  # a denied call that is in doubt
-            kind = "deny"
+            return "deny"
         case "defer", _ if fact.approved:  # by who was asked before
-            kind = "approve"
+            return "approve"
         case "defer", _ if fact.edited is not None:
-            kind = "edit"
+            return "edit"
         case _:
             return None
+
+
+def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
+    """Read a decision from a fact; None if the call was answered or run without one."""
+    if (kind := kind_of(fact)) is None:
+        return None
     return DecisionRecord(
         call=fact.call_id,
         fully_qualified_name=fact.function,

@@ -14,11 +14,12 @@ A line is written after its fact is stored, so that of several workers one write
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import get_tracer_provider
 
+from planner_ext.approval.decisions import DecisionKind, kind_of
 from planner_ext.approval.waiting import waiting_everywhere
 from planner_ext.core.errors import counted, text_of
 from planner_ext.core.facts import (
@@ -121,24 +122,21 @@ def _waiting_text(state: State) -> str:
     return f"{' and '.join(counted(number, noun) for noun, number in numbers.items() if number)} {verb}"
 
 
+_DECIDED: Mapping[DecisionKind | None, str] = {
+    "approve": "approved",
+    "deny": "denied",
+    "supply": "answered",
+    "expire": "expired",
+}
+
+
 def _decided_text(fact: CallDecided) -> str | None:
-    match fact.verdict, fact.reason:
-        case "run", _ if fact.person or fact.binds:
-            return (
-                "approved" if fact.edited is None else "approved with edited arguments"
-            )
-        case "defer", _ if fact.approved:
-            return "approved (others are still asked)"
-        case "answer", "supplied":
-            return "answered"
-        case "answer", "expired":
-            return "expired"
-        case "deny", _:
-            return "denied"
-        case "answer", _ if fact.person:  # a denied call that is in doubt
-            return "denied"
-        case _:
-            return None
+    text = _DECIDED.get(kind_of(fact))
+    if text != "approved":
+        return text
+    if fact.verdict == "defer":
+        return "approved (others are still asked)"
+    return text if fact.edited is None else "approved with edited arguments"
 
 
 def _ended_text(state: State, fact: Ended) -> str:

@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from planner_ext.approval.decisions import DecisionRecord, record_of
+from planner_ext.approval.decisions import (
+    DecisionKind,
+    DecisionRecord,
+    kind_of,
+    record_of,
+)
 from planner_ext.approval.waiting import present_status
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
@@ -581,7 +586,7 @@ class TimelineReader:
             result=fact.answer if settled else "",
             cut=fact.cut,
             error=fact.reason
-            if fact.verdict == "answer" and fact.reason not in _OUTCOME_OF_REASON
+            if fact.verdict == "answer" and kind_of(fact) not in ("supply", "expire")
             else "",
             nested=fact.nested,
             spent=self._spent_by(fact.index),
@@ -765,10 +770,11 @@ _NOTICED = 1.0
 def _outcome_of(fact: facts.CallDecided) -> CallOutcome:
     if fact.verdict != "answer":
         return _OUTCOME_OF_VERDICT[fact.verdict]
-    if fact.person and fact.reason not in _OUTCOME_OF_REASON:
-        return "denied"
-    return _OUTCOME_OF_REASON.get(fact.reason) or _OUTCOME_OF_KIND.get(
-        fact.kind, "withheld"
+    decision = kind_of(fact)
+    return (
+        _OUTCOME_OF_KIND.get(fact.kind, "withheld")
+        if decision is None
+        else _OUTCOME_OF_DECISION[decision]
     )
 
 
@@ -779,9 +785,10 @@ _OUTCOME_OF_VERDICT: dict[str, CallOutcome] = {
     "external": "returned",
     "final_answer": "final_answer",
 }
-_OUTCOME_OF_REASON: dict[str, CallOutcome] = {
-    "supplied": "answered",
-    "expired": "expired",
+_OUTCOME_OF_DECISION: dict[DecisionKind, CallOutcome] = {
+    "supply": "answered",
+    "expire": "expired",
+    "deny": "denied",
 }
 _OUTCOME_OF_KIND: dict[str, CallOutcome] = {
     "unknown": "unknown",
