@@ -1,10 +1,17 @@
 """`ag_ui_kept_events`: a window on the runs of a thread, which a store keeps."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -191,27 +198,33 @@ class _Thread:
     async def _taken(self) -> "_Taken":
         """Take the input; return the run that begins or continues, and the conversation."""
         messages: list[Message] = []
-        last: RunRecord | None = None
+        last: StoredRun | None = None
         turns = 0
-        async for stored in self._turns():
-            last = stored.record
+        tags = set[str]()
+        async for last in self._turns():
             turns += 1
+            tags.update(last.record.tags)
             self.events = RunEvents(self.run_input, self.tools)
-            messages.append(opening(last.run_id, last.goal))
-            messages += self.events.replay(stored.facts)
+            messages.append(opening(last.record.run_id, last.record.goal))
+            messages += self.events.replay(last.facts)
+        unread = [] if last is None else [one.text for one in last.said]
+        known = [*messages, *self.events.unread(unread)]
+        new = self._new_message(known, tags)
         try:
             if last is None or self.events.state.ended is not None:
-                return await self._begun(self._name(turns + 1), messages)
-            return await self._continued(last, messages)
+                return await self._begun(self._name(turns + 1), new, messages)
+            return await self._continued(last.record, new, messages, unread)
         except (EndedRunError, RunConflictError):  # another window was first
             return await self._taken()
 
-    async def _begun(self, run_id: str, messages: list[Message]) -> "_Taken":
+    async def _begun(
+        self, run_id: str, new: UserMessage | None, messages: list[Message]
+    ) -> "_Taken":
         """Begin a run that knows the conversation before it, if the user asks for one."""
         await self._decide(())
-        goal = self._new_text(messages)
-        if goal is None:
+        if new is None:
             return None, messages
+        goal = text_of(new.content)
         before = [
             *chat_history(self.events.state).messages,
             *context_of(self.run_input),
@@ -220,23 +233,28 @@ class _Thread:
             goal=goal,
             run_id=run_id,
             chat_history=ChatHistory(messages=before) if before else None,
+            tags=[_tag_of(new)],
             **self.driving,
         )
         self.events = RunEvents(self.run_input, self.tools)
         return handle, [*messages, opening(run_id, goal)]
 
-    async def _continued(self, run: "RunRecord", messages: list[Message]) -> "_Taken":
+    async def _continued(
+        self,
+        run: "RunRecord",
+        new: UserMessage | None,
+        messages: list[Message],
+        unread: list[str],
+    ) -> "_Taken":
         """Continue an unfinished run, with what the user answers and says."""
         pending = await self._pending(run.run_id)
         await self._decide(pending)
-        unread = [one.text for one in pending[0].said] if pending else []
-        text = self._new_text([*messages, *self.events.unread(unread)])
-        if text is not None and await self._say(run.run_id, text, pending):
-            unread.append(text)
+        if new is not None and await self._say(run.run_id, new, pending):
+            unread.append(text_of(new.content))
         messages += self.events.unread(unread)
         if run.unfinished:
             start = partial(self.runs.start, goal=run.goal)
-        elif text is not None:
+        elif new is not None:
             start = partial(self.runs.resume, by=self.by)
         else:
             self.problems.append(_FAILED)
@@ -252,21 +270,20 @@ class _Thread:
     def _name(self, turn: int) -> str:
         return self.run_id if turn == 1 else f"{self.run_id}.{turn}"
 
-    def _new_text(self, known: Sequence[Message]) -> str | None:
+    def _new_message(
+        self, known: Sequence[Message], tags: Collection[str]
+    ) -> UserMessage | None:
         """Return the user's message at the end of the input if the thread does not have it yet.
 
-        A message that is sent again, by a front end that did not see that it was taken,
-        is not new.
+        A front end knows it by its own id until it has seen a snapshot. The runs of the
+        thread are tagged with that id, so it may send the message again at any time.
         """
         given = self.run_input.messages
-        if not given or not isinstance(given[-1], UserMessage):
+        last = given[-1] if given else None
+        if not isinstance(last, UserMessage):
             return None
-        text = text_of(given[-1].content)
-        taken = {one.id: one.content for one in known if isinstance(one, UserMessage)}
-        newest = next(reversed(taken), "")
-        is_unseen = newest not in {one.id for one in given}
-        is_sent_again = is_unseen and taken.get(newest) == text
-        return None if given[-1].id in taken or is_sent_again else text
+        is_known = last.id in {one.id for one in known} or _tag_of(last) in tags
+        return None if is_known else last
 
     async def _pending(self, run_id: str) -> "list[PendingApproval]":
         return await self.client.approvals().pending(run_id, limit=_MOST_PENDING)
@@ -286,11 +303,12 @@ class _Thread:
             self.problems.append(_TOO_LATE)
 
     async def _say(
-        self, run_id: str, text: str, pending: "Sequence[PendingApproval]"
+        self, run_id: str, new: UserMessage, pending: "Sequence[PendingApproval]"
     ) -> bool:
         """Say a message to the run, which then waits for no tool of the front end; False if the user may not."""
+        text = text_of(new.content)
         try:
-            await self.client.say(run_id, text, by=self.by)
+            await self.client.say(run_id, text, by=self.by, once=_tag_of(new))
         except ApprovalRefusedError as error:
             self.problems.append(str(error))
             return False
@@ -313,6 +331,13 @@ async def _is_due(handle: "RunHandle[Any]", deadline: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _tag_of(message: UserMessage) -> str:
+    """Return the tag of the run that took a message. Some front ends count their ids anew in each window."""
+    name = f"{message.id}\n{text_of(message.content)}"
+    digest = sha256(name.encode(errors="replace")).hexdigest()
+    return f"ag-ui {digest[:32]}"
 
 
 def _waiting(call: "PendingApproval") -> str:

@@ -19,6 +19,9 @@ from planner_ext.engine.ports import Clock
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+TAG = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+"""What a run can be found by, see `planner_ext.durable.RunFilters`."""
+
 _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -247,6 +250,12 @@ def checked_hook(
     """Return an ``authorize`` hook, or raise `InvalidLimitError` if it is not a function."""
     check_authorize(authorize)
     return authorize
+
+
+def checked_tag(tag: object) -> str:
+    """Return a tag of a run, else raise `StoreError`."""
+    expected = "a tag must be 1 to 200 characters, without control characters"
+    return checked_name(tag, TAG, expected)
 
 
 def checked_name(name: object, pattern: re.Pattern[str], expected: str) -> str:

@@ -71,7 +71,7 @@ class RunRecord:
         iterations: The round trips charged to it, up to its last reply; so are
             ``tool_calls``, ``tokens`` and ``cost``.
         cost: In the unit of its price; None if unknown.
-        tags: What it was tagged with when it began.
+        tags: What it was tagged with when it began, and by what was said to it once.
         waits_for: In a list: the functions of the first open calls, with the roles of
             those who may decide, "an answer" for a question, and how many more there
             are; a worker; or the next try. "" elsewhere.
@@ -134,16 +134,15 @@ RUN_COLUMNS = tuple(
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 """The name of a run."""
 
-TAG = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")
-
 
 @frozen
 class StoredRun:
-    """A run with its journal, and its inputs from `Runs.submit`."""
+    """A run with its journal, its inputs from `Runs.submit`, and what was said to it and it has not read."""
 
     record: RunRecord
     facts: tuple[Fact, ...]
     inputs: RunInputs
+    said: tuple[SaidMessage, ...] = ()
 
     def timeline(self, *, now: float | None = None) -> Timeline:
         """Compute the run's timeline, with the store's status and last problem.

@@ -75,12 +75,12 @@ from planner_ext.durable.options import (
     check_poll_seconds,
     checked_hook,
     checked_name,
+    checked_tag,
     takes_worker_options,
 )
 from planner_ext.durable.outages import Outages
 from planner_ext.durable.records import (
     RUN_ID,
-    TAG,
     PendingApproval,
     RunRecord,
     StoredRun,
@@ -638,7 +638,9 @@ class RunsClient:
                 "Runs.resume(..., budget=...), or planner-ext runs resume.",
             )
 
-    async def say(self, run_id: str, text: str, *, by: str = "") -> None:
+    async def say(
+        self, run_id: str, text: str, *, by: str = "", once: str | None = None
+    ) -> None:
         """Say something to a run: the model reads it as a message of the user in its next request.
 
         It costs no round trip of its own, and is a fact of the run once its worker has
@@ -649,6 +651,8 @@ class RunsClient:
             run_id: The run.
             text: The message; not blank.
             by: Who says it, for the record.
+            once: A tag for the run, under which nothing is said to it a second time: the
+                same call may be repeated if its outcome was not seen.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -656,8 +660,17 @@ class RunsClient:
             PlannerInvalidConfigurationError: If the text is blank, or the run has
                 ended.
         """
-        keeper = self._doorkeeper
-        await say_to(self._store, keeper, run_id, text, by=by, clock=self._clock)
+        if once is not None:
+            checked_tag(once)
+        await say_to(
+            self._store,
+            self._doorkeeper,
+            run_id,
+            text,
+            by=by,
+            clock=self._clock,
+            once=once,
+        )
 
     async def result(self, run_id: str) -> RunResult:
         """Read how a run ended, what it waits for, or how far it is; does not wait.
@@ -699,8 +712,7 @@ class RunsClient:
             ("running", None) if inputs is None else ("queued", inputs.to_json())
         )
         for tag in tags:
-            expected = "a tag must be 1 to 200 characters, without control characters"
-            checked_name(tag, TAG, expected)
+            checked_tag(tag)
         created = await self._store.create(
             name,
             goal,

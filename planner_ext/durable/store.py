@@ -31,6 +31,7 @@ from planner_ext.durable.inputs import (
     hooks_in,
     read_inputs,
     read_new_budget,
+    read_said,
 )
 from planner_ext.durable.listing import (
     AT_REST,
@@ -45,6 +46,7 @@ from planner_ext.durable.listing import (
     Statuses,
     StoreMarks,
     calls_clause,
+    joined,
     where_clause,
     with_waits,
 )
@@ -628,13 +630,18 @@ class JournalStore:
         """
         return bool(await self._rows(statement, run_id=run_id, text=text))
 
-    async def say(self, run_id: str, line: str) -> bool:
-        """Store what was said to a run, after what was said before; False if the run has ended."""
+    async def say(self, run_id: str, line: str, *, tag: str | None = None) -> bool:
+        """Store what was said to a run, after what was said before; False if the run has ended, or has the tag."""
         statement = f"""
-            UPDATE planner_runs SET said = COALESCE(said, '') || CAST(:line AS TEXT)
-            WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
+            UPDATE planner_runs
+            SET said = COALESCE(said, '') || CAST(:line AS TEXT),
+                tags = NULLIF(COALESCE(tags, '') || CAST(:tag AS TEXT), '')
+            WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))})
+                  AND REPLACE(COALESCE(tags, ''), CAST(:tag AS TEXT), '') = COALESCE(tags, '')
+            RETURNING run_id
         """
-        return bool(await self._rows(statement, run_id=run_id, line=line))
+        tags = "" if tag is None else joined([tag])
+        return bool(await self._rows(statement, run_id=run_id, line=line, tag=tags))
 
     async def claim(
         self,
@@ -1237,6 +1244,7 @@ def _read_stored(run_id: str, runs: Sequence[Row], facts: Sequence[Row]) -> Stor
         record=record,
         facts=read_facts(run_id, facts),
         inputs=read_inputs(run_id, runs[0][-3]),
+        said=read_said(run_id, runs[0][-1]),
     )
 
 

@@ -428,12 +428,16 @@ async def say_to(
     *,
     by: str,
     clock: Clock,
+    once: str | None = None,
 ) -> str:
     """Store a message for a run, and return its line; see `planner_ext.durable.RunsClient.say`."""
     await doorkeeper.check(store, "say", run_id, by=by)
     line = said_line(text, by=by, at=clock.now())
-    if not await store.say(run_id, line):
-        status = (await store.record(run_id)).status
+    if not await store.say(run_id, line, tag=once):
+        record = await store.record(run_id)
+        if once in record.tags:
+            return line
+        status = record.status
         raise EndedRunError(
             f"Run {run_id!r} has ended ({status}) and reads nothing more; nothing was said to it. Start another run, "
             "or resume this one first."

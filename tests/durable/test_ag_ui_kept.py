@@ -523,6 +523,56 @@ async def test_a_message_that_is_sent_again_is_taken_once(store: str) -> None:
     assert [one for one in texts(front) if one[0] == "user"] == [THREAD[0]] * 2
 
 
+async def snapshot(events: AsyncGenerator[BaseEvent, None]) -> None:
+    """Read a stream until the thread was shown, and lose the connection before anything of it is seen."""
+    async with aclosing(events):
+        async for event in events:
+            if event.type.value == "MESSAGES_SNAPSHOT":
+                return
+
+
+async def test_a_message_is_not_said_twice_to_a_run_at_work(store: str) -> None:
+    """It is sent again while the run has not read it yet: a call of it is in flight."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    @kernel_function
+    async def wait() -> str:
+        begun.set()
+        await gate.wait()
+        return "ok"
+
+    def script(request: ScriptedRequest) -> ScriptedReply:
+        return [call("slow-wait"), say("Done.")][turn(request)]
+
+    world = World(store, script)
+    world.kernel.add_function("slow", wait)
+    front = FrontEnd()
+    async with world.server() as runs:
+        await snapshot(world.stream(runs, front.ask("Go.")))
+        await begun.wait()
+        hurry = front.ask("Hurry.")
+        await snapshot(world.stream(runs, hurry))
+        await snapshot(world.stream(runs, hurry))
+        gate.set()
+        await world.run(runs, front, hurry)
+    assert [text for role, text in texts(front) if role == "user"] == ["Go.", "Hurry."]
+
+
+@on_sqlite
+async def test_a_stale_tab_repeats_nothing(store: str) -> None:
+    """It sends again what was done long ago, behind what another tab has said since."""
+    world = World(store, lambda _: say("Hello."))
+    stale, other = FrontEnd(), FrontEnd()
+    async with world.server() as runs:
+        sent = stale.ask("Refund order 1.")
+        await snapshot(world.stream(runs, sent))
+        await runs.wait("thread")
+        await world.run(runs, other, other.ask("I am another tab."))
+        await world.run(runs, stale, sent)
+        assert await runs.count() == 2
+    assert texts(stale) == texts(other)
+
+
 @on_sqlite
 async def test_a_run_that_failed_is_tried_again_by_a_message(store: str) -> None:
     """A look starts nothing; the browser reads nothing of the server."""

@@ -18,7 +18,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.durable import Approvals, DecisionRequest, RunsClient
-from planner_ext.durable.errors import NotAuthorizedError, RunFencedError
+from planner_ext.durable.errors import NotAuthorizedError, RunFencedError, StoreError
 from planner_ext.durable.inputs import said_line
 from planner_ext.durable.store import opened_store
 from planner_ext.durable.writer import JournalWriter
@@ -178,6 +178,26 @@ async def test_while_a_call_waits_it_is_kept_and_shown_to_who_decides(
     assert kinds[last - 2 : last] == [MessageAdded, MessageAdded]
 
 
+async def test_what_is_said_once_is_said_once(store: str, tmp_path: Path) -> None:
+    """Whoever did not see the outcome may repeat it, at once or after the end; the same words are another message."""
+    async with open_runs(store) as runs:
+        await runs.submit(GOAL, run_id="r", tags=["nightly"])
+        await asyncio.gather(*(runs.say("r", TEXT, once="first") for _ in range(5)))
+        await runs.say("r", TEXT, once="second")
+        (record,) = await runs.list(tag="first")
+        assert record.tags == ("nightly", "first", "second")
+        await runs.recover(*world(tmp_path / "effects", lambda _: say("Done.")))
+        await runs.wait("r")
+        await runs.say("r", TEXT, once="first")
+        with pytest.raises(PlannerInvalidConfigurationError, match="has ended"):
+            await runs.say("r", TEXT, once="third")
+        with pytest.raises(StoreError, match="a tag must be"):
+            await runs.say("r", TEXT, once="a\nb")
+        facts = (await runs.load("r")).facts
+    assert said_in(facts) == [(TEXT, "")] * 2
+
+
+@on_sqlite
 async def test_after_the_end_it_is_refused_by_name(store: str, tmp_path: Path) -> None:
     """Nothing is recorded; a name that is no run's, and a blank text, are refused, too."""
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])
