@@ -7,7 +7,6 @@ from rich.text import Text
 
 from planner_ext.cli.text import Terminal
 from planner_ext.readable.parts import (
-    Folded,
     Line,
     Part,
     folded,
@@ -65,10 +64,12 @@ def wrapped(
     return [first, *(Text(" " * indent) + line for line in more)]
 
 
-def with_note(lines: Folded[Text], noun: str) -> list[Text]:
-    """Join the lines of what is folded, with a note in place of its middle."""
-    note = Text(f"[ ... {len(lines.middle):,} {noun} are not shown here ... ]", "dim")
-    return [*lines.head, *([note] if lines.middle else ()), *lines.tail]
+def with_note(
+    head: Sequence[Text], hidden: int, tail: Sequence[Text], noun: str
+) -> list[Text]:
+    """Join the lines of what is folded, with a note of how many its middle has."""
+    note = Text(f"[ ... {hidden:,} {noun} are not shown here ... ]", "dim")
+    return [*head, *([note] if hidden else ()), *tail]
 
 
 class _Drawing:
@@ -90,14 +91,15 @@ class _Drawing:
         most = part.size if self._most is None else self._most
         if part.kind == "table":
             head, *rows = self._rows(part)
-            shown = [head, *with_note(folded(rows, most), "rows")]
+            some = folded(rows, most)
+            noted = with_note(some.head, len(some.middle), some.tail, "rows")
+            shown = [head, *noted]
         else:
             lines = folded(numbered(part.lines), most)
             width = 0 if part.kind == "change" else len(str(part.size))
-            drawn = (
-                [self._numbered(one, width, part) for one in some] for some in lines
-            )
-            shown = with_note(Folded(*drawn), "lines")
+            begin = [self._numbered(one, width, part) for one in lines.head]
+            end = [self._numbered(one, width, part) for one in lines.tail]
+            shown = with_note(begin, len(lines.middle), end, "lines")
         gutter = 0 if part.kind == "table" else len(str(part.size)) + 4
         for line in shown:
             yield from wrapped(self._console, Text("  ") + line, self._width, gutter)

@@ -368,13 +368,15 @@ def print_pending(
     is_whole = True
     if not asks:
         question = folded(prompt, lines // 2) if lines else Folded(prompt, (), ())
-        prompt = with_note(question, "lines")
+        hidden = len(question.middle)
+        prompt = with_note(question.head, hidden, question.tail, "lines")
         # The arguments get the lines that the question leaves.
         room = lines and max(lines - len(prompt), _FEWEST_LINES)
         parts = parts_of(call.arguments, call.parameters)
         arguments, most = _fitting(console, parts, width, room)
         rest = folded(arguments, room) if room else Folded(arguments, (), ())
-        arguments = with_note(rest, "lines") or [Text("no arguments", "dim")]
+        arguments = with_note(rest.head, len(rest.middle), rest.tail, "lines")
+        arguments = arguments or [Text("no arguments", "dim")]
         fits = most is None or all(part.size <= most for part in parts)
         is_whole = fits and not question.middle and not rest.middle
     facts = {
