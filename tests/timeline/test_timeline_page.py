@@ -29,10 +29,11 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
+        self._texts: list[str] = []
         self._open: list[str] = []
         self.feed(text)
         self.close()
+        self.text = "".join(self._texts)
         assert not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -47,7 +48,7 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self._texts.append(data)
 
     def all(self, name: str) -> list[str]:
         """Every value of an attribute."""
