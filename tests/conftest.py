@@ -1,6 +1,7 @@
 """The fast part of the suite: ``pytest -m fast`` checks core, engine and approval, and imports nothing else."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
@@ -42,6 +43,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "fast" and collection_path.is_relative_to(TESTS):
         return folder_of(collection_path) not in {"", *FAST} or None
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Search for garbage in what a test makes, and never in the million objects of imports and of the cases."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
