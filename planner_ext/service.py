@@ -49,7 +49,7 @@ from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
 from planner_ext.sk.run.inside import resumed
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
-from planner_ext.sk.run.resume import Late, ResumeRequest, calls_taken
+from planner_ext.sk.run.resume import Late, ResumeRequest
 from planner_ext.sk.run.returned import refuse_waiting
 from planner_ext.sk.run.service import (
     ServiceRequest,
@@ -495,7 +495,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         context = self._context(
             request, settings, options, streaming=streaming, parent=parent
         )
-        new = await resumed(context, given)
+        taking = Taking(options.taken)
+        new = await resumed(context, given, taking)
         state = apply(loaded.state(), new[0])
         return ServiceRun(
             history=chat_history,
@@ -504,7 +505,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             new=new,
             known=len(state.transcript),
             facts=loaded.facts,
-            taking=Taking(options.taken, calls_taken(loaded.facts, new)),
+            taking=taking,
             transcript=context.chat.messages(state.transcript),
         )
 

@@ -101,6 +101,13 @@ class Call:
         return bool(self.runs) and any(run.phase is Phase.PAUSED for run in self.runs)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its function, which was left, is called again: a run in it goes on, or none waits."""
+        made = self.runs[self.entered :]
+        still = (Phase.NEW, Phase.PAUSED, Phase.ENDED)
+        return not self.waits_inside or any(run.phase not in still for run in made)
+
+    @property
     def decided_fact(self) -> CallDecided:
         """The decision on a call that was reviewed."""
         assert self.decided is not None, "the call was reviewed"

@@ -335,10 +335,10 @@ class JournalWriter:
         asked = waiting_everywhere(self.state).get(path)
         return path if asked is None else self._approval_id(*asked)
 
-    def approval_of(self, call: ToolCall) -> PendingApproval:
-        """Show a call that waits as the store lists it."""
-        asked = waiting_everywhere(self.state)[call.path]
-        return asked_call(call, self._approval_id(*asked), self.state, asked[1])
+    def approval_of(self, call: ToolCall, state: State) -> PendingApproval:
+        """Show a call that waited in a state of the run as the store lists it."""
+        asked = waiting_everywhere(state)[call.path]
+        return asked_call(call, self._approval_id(*asked), state, asked[1])
 
     def _note_start(self, fact: Fact, seq: int) -> None:
         started = unwrapped(fact)

@@ -13,8 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Authorize, Decision, ToolCall
 from planner_ext.approval.waiting import InDoubt
+from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.limits import Budget
+from planner_ext.core.state import State
 from planner_ext.core.values import Message, frozen
 from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.ports import Emit, RunStore
@@ -65,7 +67,7 @@ class Activation:
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
     authorize: Authorize | tuple[Authorize, ...] | None = None
-    described: Callable[[ToolCall], ToolCall] | None = None
+    described: Callable[[ToolCall, State], ToolCall] | None = None
     verified: Set[str] = frozenset()
     guards: Guards | None = None
     emit: Emit | None = None
@@ -108,6 +110,23 @@ _STRICTER = ("approve", "defer", "deny")
 
 
 _BY_DEFAULT = {"allow": "approve", "ask": "defer", "deny": "deny"}
+
+
+def check_guards(
+    run_id: str, before: Guards | None, now: Guards, offered: Collection[str]
+) -> None:
+    """Refuse to continue a run that began with guards that are missing now; see `missing_guards`.
+
+    Raises:
+        RunRefusedError: Naming what is missing.
+    """
+    missing = () if before is None else missing_guards(before, now, offered)
+    if missing:
+        raise RunRefusedError(
+            f"Run {run_id!r} cannot be continued here: it began under what this process lacks: {'; '.join(missing)}. "
+            "Nothing ran and nothing was recorded. Continue it with a planner that has this; on the command line, "
+            "--policy and --ask-all add guards, and the factory of --app gives the hook."
+        )
 
 
 def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> list[str]:

@@ -478,6 +478,11 @@ class Calls:
                 if not self._waits(tab):
                     raise
             waits = self._waits(tab)
+        if waits and call.left and self._call(index).runs is call.runs:
+            ended = _not_made_again(
+                resolved.function
+            )  # else it would be called again for ever
+            waits = False
         if ended is None or waits:
             await self._journal.record(
                 CallLeft(
@@ -691,6 +696,11 @@ def tool_call_of(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> Too
         fingerprint=fact.fingerprint,
         signature=fact.signature,
     )
+
+
+def _not_made_again(function: str) -> Finished:
+    text = f"The function {function} was called again, and did not make the run that was to go on in it."
+    return Finished(outcome="failed", text=text, error=text)
 
 
 def _interrupted(function: str, stop: StopHandle) -> Finished:

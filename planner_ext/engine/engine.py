@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
-from planner_ext.core.accounts import Account, SharedBudgets
+from planner_ext.core.accounts import Account, CallWaits, SharedBudgets
 from planner_ext.core.errors import (
     IllegalTransitionError,
     InvalidJournalError,
@@ -167,7 +167,7 @@ class Engine:
                 if self._shared is not None:
                     await self._shared.settle()
             finally:
-                cancelled = isinstance(error, asyncio.CancelledError)
+                cancelled = isinstance(error, asyncio.CancelledError | CallWaits)
                 if (
                     self.state.batch is not None
                     and self.is_running

@@ -496,7 +496,7 @@ class FunctionCallingStepwisePlanner:
         streaming: bool,
     ) -> PlannerRun:
         from planner_ext.sk.run.inside import resumed  # noqa: PLC0415  (only to resume)
-        from planner_ext.sk.run.resume import ResumeRequest, calls_taken  # noqa: PLC0415  (only to resume)
+        from planner_ext.sk.run.resume import ResumeRequest  # noqa: PLC0415  (only to resume)
 
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
         loaded = Checkpoint.given(checkpoint)
@@ -523,8 +523,8 @@ class FunctionCallingStepwisePlanner:
             decisions={} if decisions is None else decisions,
             budget=limits,
         )
-        facts = await resumed(context, given)
-        taking = Taking(options.taken, calls_taken(loaded.facts, facts))
+        taking = Taking(options.taken)
+        facts = await resumed(context, given, taking)
         return PlannerRun(context=context, facts=loaded.facts, new=facts, taking=taking)
 
     def _prepare(

@@ -11,9 +11,9 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import DecisionRecord, ToolCall
 from planner_ext.approval.waiting import pending_calls
-from planner_ext.core.errors import RunRefusedError, not_answered
+from planner_ext.core.errors import not_answered
 from planner_ext.core.facts import Fact, Guards, Planned, Rules, RunStarted
-from planner_ext.core.state import Phase, State, open_runs
+from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status, Usage
 from planner_ext.engine.batch import BudgetHandle
 from planner_ext.engine.engine import watch
@@ -303,47 +303,20 @@ class KeptRun(PlannerRun):
             return ()
         begun = activation.facts[0]
         self._check_guards(begun.guards if isinstance(begun, RunStarted) else None)
-        self._check_guards_inside(state)
         if state.phase in (Phase.PAUSED, Phase.ENDED):
             return await self._resumed(checkpoint, state)
-        from planner_ext.sk.run.inside import RunsInside  # noqa: PLC0415  (only after a fault)
-        from planner_ext.sk.run.resume import check_calls, recovery_facts  # noqa: PLC0415  (only after a fault)
+        from planner_ext.sk.run.inside import recovered  # noqa: PLC0415  (only after a fault)
 
-        check_calls(state)
-        return await recovery_facts(
-            state,
-            deciding=RunsInside(context, state).deciding,
-            in_doubt=activation.in_doubt,
-            at=context.options.clock.now(),
-        )
+        return await recovered(context, activation.facts, activation.in_doubt)
 
     def _check_guards(self, before: Guards | None) -> None:
-        context = self.context
         if before is None:
             return
-        from planner_ext.engine.activation import missing_guards  # noqa: PLC0415  (only for a run from a store)
+        from planner_ext.engine.activation import check_guards  # noqa: PLC0415  (only for a run from a store)
 
-        self._refuse_missing(
-            missing_guards(before, context.guards(), context.tools.functions)
-        )
-
-    def _check_guards_inside(self, state: State) -> None:
-        """Refuse a run in whose functions runs wait, or were interrupted, that began under what is missing now."""
-        runs = [run for run in open_runs(state) if run.place]
-        if not runs:
-            return
-        from planner_ext.sk.run.inside import RunsInside  # noqa: PLC0415  (only where a run was left inside)
-
-        inside = RunsInside(self.context, state)
-        self._refuse_missing(inside.missing_guards(runs, self.activation.facts))
-
-    def _refuse_missing(self, missing: Sequence[str]) -> None:
-        if missing:
-            raise RunRefusedError(
-                f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
-                f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
-                "this; on the command line, --policy and --ask-all add guards, and the factory of --app gives the hook."
-            )
+        run_id = self.activation.run_id
+        context = self.context
+        check_guards(run_id, before, context.guards(), context.tools.functions)
 
     async def _resumed(self, checkpoint: Checkpoint, state: State) -> Sequence[Fact]:
         from planner_ext.sk.run.inside import resumed  # noqa: PLC0415  (only to resume)

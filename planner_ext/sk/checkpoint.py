@@ -5,7 +5,7 @@ and processes do not: a run store does.
 """
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,7 +19,7 @@ from planner_ext.core.errors import (
     shown,
     way_out,
 )
-from planner_ext.core.facts import CallStarted, Fact, RunStarted
+from planner_ext.core.facts import CallStarted, Fact, RunStarted, unwrapped
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
 from planner_ext.engine.document import (
@@ -278,15 +278,24 @@ class Taking:
     """
 
     taken: Sequence[DecisionsTaken]
-    calls: Mapping[bytes, str]
+    calls: dict[bytes, str] = field(default_factory=dict[bytes, str])
     _resume: object = field(default_factory=object, init=False)
 
     def take(self) -> None:
         """Take all decisions, or none; refuse them if one was taken before."""
+        self._take(self.calls)
+
+    def add(self, calls: Mapping[bytes, str]) -> None:
+        """Take more decisions, or none of these."""
+        more = {name: calls[name] for name in calls if name not in self.calls}
+        self._take(more)
+        self.calls.update(more)
+
+    def _take(self, calls: Mapping[bytes, str]) -> None:
         for memory in self.taken:
-            for name, call_id in self.calls.items():
+            for name, call_id in calls.items():
                 if not memory.take(name, self._resume):
-                    self._give_back()
+                    self._give_back(calls)
                     raise InvalidDecisionError(
                         f"The call {call_id!r} was decided before: this object has taken a decision on it already, in "
                         "an earlier resume of this checkpoint or one that still runs. Nothing was run again. Resume "
@@ -302,11 +311,12 @@ class Taking:
         try:
             yield
         except BaseException:
-            if not any(isinstance(fact, CallStarted) for fact in engine.facts[known:]):
-                self._give_back()
+            new = map(unwrapped, engine.facts[known:])
+            if not any(isinstance(fact, CallStarted) for fact in new):
+                self._give_back(self.calls)
             raise
 
-    def _give_back(self) -> None:
+    def _give_back(self, calls: Iterable[bytes]) -> None:
         for memory in self.taken:
-            for name in self.calls:
+            for name in calls:
                 memory.give_back(name, self._resume)

@@ -84,6 +84,9 @@ class DecisionRefusedError(
 ):
     """A decision cannot be taken. None of the decisions given with it was taken, nothing ran.
 
+    But where code of the application had to make the run of the call again first: then
+    ``checkpoint`` holds what was taken with it, and in it the call still waits.
+
     Attributes:
         call_id: The call that it was given for; None if it names no call.
         changed: Whether the call would by now get another value than was asked about. A

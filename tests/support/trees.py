@@ -128,15 +128,11 @@ def nodes(depth: int) -> st.SearchStrategy[Node]:
 
 
 def numbered(tree: Node) -> Node:
-    """Number the runs and calls of a tree; code of an application takes no edits in the runs it makes."""
+    """Number the runs and calls of a tree."""
     for number, node in enumerate(tree.nodes(), 1):
         node.id = number
     for number, leaf in enumerate(tree.leaves(), 1):
         leaf.id = number
-    for node in tree.nodes():
-        if node.kind == "own" and node.id > 1:
-            for leaf in node.leaves():
-                leaf.fate = "approve" if leaf.fate == "edit" else leaf.fate
     return tree
 
 

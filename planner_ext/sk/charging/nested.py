@@ -20,7 +20,7 @@ that kernel.
 import inspect
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial, update_wrapper
@@ -139,6 +139,9 @@ class ParentRun:
         run: Which run of the call is made; None if the run around does not record it.
         known: What has happened in it before the function was called again.
         continues: Whether it has begun before.
+        left: Lists the facts with which a run that is made again begins, given its
+            context: what the outermost run left to it; see
+            `planner_ext.sk.run.inside.RunsInside`.
     """
 
     planners: tuple[object, ...]
@@ -149,6 +152,7 @@ class ParentRun:
     run: int | None = None
     known: Sequence[Fact] = ()
     continues: bool = False
+    left: Callable[[Any], Awaitable[Sequence[Fact]]] | None = None
 
     def check(self) -> None:
         """Refuse requests and functions after the end of the call, or a stop of its run."""

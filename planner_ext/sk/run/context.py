@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from uuid import uuid4
@@ -122,6 +122,7 @@ class RunContext:
         invocation: The spans and metrics; None if nobody listens.
         plans: Whether a planner makes the run.
         hands_over: Whether a function sends the final answer.
+        refused: What was refused of a resumption once a run inside was made again.
     """
 
     kernel: Kernel
@@ -142,6 +143,7 @@ class RunContext:
     tape: Tape | None
     plans: bool
     hands_over: bool
+    refused: list[Exception] = field(default_factory=list[Exception])
 
     def new_run_id(self, goal: str = "") -> str:
         """Name the run that begins; one inside a call has the same name whenever its function is called again."""
@@ -317,6 +319,9 @@ class RunContext:
         """
         key = self.options.checkpoint_key
         known = tuple(engine.facts)
+        parent = self.parent
+        if parent is not None and parent.known and parent.left is not None:
+            first = await parent.left(self)
         invocation = self.invocation if first or engine.is_running else None
         with nullcontext() if invocation is None else invocation.of(engine):
             try:
@@ -333,7 +338,7 @@ class RunContext:
             ) is not None:  # other runs in the call have taken the rest meanwhile
                 raise nothing_left(limit)
             try:
-                await engine.run()
+                await self._run(engine)
             except CallFailedError as error:
                 failed = ToolExecutionError(
                     f"{error}. Its batch is answered and in the history."
@@ -345,9 +350,18 @@ class RunContext:
                 raise
             finally:
                 engine.account.close()
-        parent = self.parent
         if parent is not None and engine.state.phase is Phase.PAUSED:
             await _leave_function(parent)
+
+    async def _run(self, engine: Engine) -> None:
+        """Run an engine; raises what was refused once a run inside was made again, which still waits."""
+        try:
+            await engine.run()
+        except CallWaits:
+            if not self.refused:
+                raise
+        if self.refused:
+            raise self.refused[0]
 
 
 async def _leave_function(parent: ParentRun) -> None:
@@ -491,7 +505,12 @@ def prepare(
         streaming=streaming,
         decided_by=gate.decided_by,
         as_parent=partial(
-            ParentRun, planners=planners, gates=gates, price=merged.price, stop=stop
+            ParentRun,
+            planners=planners,
+            gates=gates,
+            price=merged.price,
+            stop=stop,
+            left=None if parent is None else parent.left,
         ),
         wrap=wrap,
     )

@@ -1,15 +1,16 @@
-"""The runs inside a run that waits, as they will be when their functions are called again: to check decisions first.
+"""The runs inside a run that goes on, as they will be when their functions are called again: to check decisions first.
 
 A decision on a call is checked, and asked of the hooks, before anything runs: with the
-functions, gates and options of the run that makes the call. Those of a nested planner
-are known from its function. What code of the application does in a function is known
-only while that runs: there, calls are checked against the kernel of the run around, and
-no edit is taken.
+functions, gates and options of the run that makes the call. Those of a nested planner,
+a prompt and an agent are known from their function. What code of the application does
+in a function is known only while that runs: a run that it makes is resumed or recovered
+by the same checks when it has been made again, and what is refused there still waits.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, cast
 
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
@@ -20,26 +21,46 @@ from semantic_kernel.functions.kernel_function_from_prompt import (
     KernelFunctionFromPrompt,
 )
 
-from planner_ext.approval.decisions import Approve, Defer, ToolCall
-from planner_ext.core.accounts import Account, CallRecorder, Tab
-from planner_ext.core.facts import Fact, Guards, Place, RunStarted, unwrapped
-from planner_ext.core.state import OpenRun, State
-from planner_ext.engine.activation import missing_guards
+from planner_ext.approval.waiting import InDoubt
+from planner_ext.core.accounts import Account, CallRecorder, CallWaits, Tab
+from planner_ext.core.errors import RunRefusedError
+from planner_ext.core.facts import (
+    Fact,
+    HappenedInside,
+    Place,
+    RunStarted,
+    unwrapped,
+)
+from planner_ext.core.fold import fold
+from planner_ext.core.state import OpenRun, State, open_runs
+from planner_ext.engine.activation import check_guards
 from planner_ext.engine.batch import is_as_decided
 from planner_ext.engine.effects import Effect, effect_of
-from planner_ext.engine.ports import Reviewed
 from planner_ext.sk.charging.nested import (
     own_agent_of,
     planner_kernel_of,
     planner_of,
 )
+from planner_ext.sk.checkpoint import Taking
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError
 from planner_ext.sk.run.context import RunContext
-from planner_ext.sk.run.resume import Deciding, ResumeRequest
+from planner_ext.sk.run.resume import (
+    Deciding,
+    ResumeRequest,
+    calls_taken,
+    check_calls,
+    recovery_facts,
+)
 
 
-async def resumed(context: RunContext, request: ResumeRequest) -> tuple[Fact, ...]:
-    """List the facts with which a run is resumed; see `ResumeRequest.facts`."""
+async def resumed(
+    context: RunContext, request: ResumeRequest, taking: Taking | None = None
+) -> tuple[Fact, ...]:
+    """List the facts with which a run is resumed; see `ResumeRequest.facts`.
+
+    ``taking`` gets the calls that they decide, and those that are decided once their
+    runs have been made again.
+    """
     begun = next(iter(request.checkpoint.facts), None)
     checked = isinstance(begun, RunStarted) and begun.rules.checked
     if checked and not context.options.check_answer:
@@ -47,87 +68,170 @@ async def resumed(context: RunContext, request: ResumeRequest) -> tuple[Fact, ..
             "The run began with check_answer, which neither a checkpoint nor a store holds; there is none here. "
             "Resume it with the one that it began with."
         )
-    runs = RunsInside(context, request.checkpoint.state())
-    return await request.facts(runs.deciding, context.options.clock.now())
+    runs = RunsInside(context, request.checkpoint.facts)
+    runs.check_guards()
+    facts = await request.facts(runs.deciding, context.options.clock.now())
+    if taking is not None:
+        taking.calls.update(calls_taken(request.checkpoint.facts, facts))
+    runs.leave(partial(_decided, runs, request, taking, [*facts]))
+    return facts
+
+
+async def _decided(
+    runs: "RunsInside",
+    request: ResumeRequest,
+    taking: Taking | None,
+    before: list[Fact],
+    run: OpenRun,
+) -> Sequence[Fact]:
+    """List the facts of a run that is made again, and add them to those ``before`` it; what is refused waits on."""
+    context = runs.outermost
+    while True:
+        at = context.options.clock.now()
+        try:
+            facts = await request.facts(runs.deciding, at, within=run)
+            if taking is not None:
+                known = request.checkpoint.facts
+                taking.add(calls_taken(known, (*before, *facts)))
+        except Exception as error:
+            context.refused.append(error)
+            if not request.named_in(run):
+                return ()
+            request = request.without(getattr(error, "call_id", None), run)
+        else:
+            before += facts
+            return facts
+
+
+async def recovered(
+    context: RunContext, facts: Sequence[Fact], in_doubt: InDoubt
+) -> tuple[Fact, ...]:
+    """List the facts with which a run is recovered whose process died; see `recovery_facts`."""
+    runs = RunsInside(context, facts)
+    runs.check_guards()
+    check_calls(runs.state)
+
+    async def recover(within: OpenRun | None = None) -> tuple[Fact, ...]:
+        at = context.options.clock.now()
+        return await recovery_facts(
+            runs.state,
+            deciding=runs.deciding,
+            in_doubt=in_doubt,
+            at=at,
+            within=within,
+        )
+
+    runs.leave(recover)
+    return await recover()
 
 
 class RunsInside:
-    """The contexts of a run, and of the runs in its open calls."""
+    """The contexts of a run, and of the runs in its open calls.
 
-    def __init__(self, context: RunContext, state: State) -> None:
-        self._state = state
+    Attributes:
+        outermost: The context of the run.
+        state: The run, as it was when it was resumed or recovered.
+    """
+
+    def __init__(self, context: RunContext, facts: Sequence[Fact]) -> None:
+        self.state = fold(facts)
+        self._guards = {
+            fact.run_id: fact.guards
+            for fact in map(unwrapped, facts)
+            if isinstance(fact, RunStarted) and fact.guards is not None
+        }
+        self.outermost = context
         self._known: dict[Place, RunContext] = {(): context}
 
-    def deciding(self, run: OpenRun) -> Deciding:
-        """Return what decisions on the calls of one of these runs are checked with.
+    def deciding(self, run: OpenRun) -> Deciding | None:
+        """Return what decisions on the calls of one of these runs are checked with; None until that is known.
 
         Raises:
             DecisionRefusedError: If a function around it is missing, or another one has
                 its name.
         """
-        context = self.context(run)
+        context = self._context(run)
+        if context is None:
+            return None
         functions = context.tools.functions
-        is_known = run.place in self._known
-
-        async def refused(
-            call: ToolCall, _: Approve, __: Defer, ___: State
-        ) -> Reviewed:
-            raise DecisionRefusedError(
-                f"The arguments of {call.path!r} cannot be edited: the run that makes the call is begun by code of the "
-                "application, and its rules are known only while that runs. Approve the call as it is, deny it, or "
-                "supply its result."
-            )
-
         return Deciding(
             functions=context.functions,
             authorize=context.options.approval.authorize,
-            review_edit=context.gate.review_edit if is_known else refused,
+            review_edit=context.gate.review_edit,
             effect_of=lambda name: effect_of(functions.get(name)) or Effect(),
         )
 
-    def context(self, run: OpenRun) -> RunContext:
-        """Return the context of one of these runs; of one that is begun by code of the application, the one around it.
-
-        Raises:
-            DecisionRefusedError: As `deciding`.
-        """
-        context = self._known[()]
-        state = self._state
+    def _context(self, run: OpenRun) -> RunContext | None:
+        """Return the context of one of these runs; None of one that code of the application makes, or around it."""
+        context = self.outermost
+        state = self.state
         tab: Tab | None = None
         for depth, (_, index, number) in enumerate(run.place, 1):
             place = run.place[:depth]
-            function = _function_of(context, state, index)
             batch = state.batch
             assert batch is not None, "a run is made in an open call"
+            function = _function_of(context, state, index)
             tab = _WaitingTab(state, tab, index)
-            inner = batch.calls[index].runs[number]
-            known = self._known.get(place)
-            if known is None and self._known.get(place[:-1]) is context:
-                known = _context_in(context, function, inner, tab)
-                if known is not None:
-                    self._known[place] = known
-            context = known or context
-            state = inner
+            state = batch.calls[index].runs[number]
+            known = self._known.get(place) or _context_in(context, function, state, tab)
+            if known is None:
+                return None
+            self._known[place] = context = known
         return context
 
-    def missing_guards(
-        self, runs: Sequence[OpenRun], facts: Sequence[Fact]
-    ) -> list[str]:
-        """List the guards that the runs inside began with and that are missing now."""
-        begun: dict[str, Guards | None] = {
-            fact.run_id: fact.guards
-            for fact in map(unwrapped, facts)
-            if isinstance(fact, RunStarted)
-        }
-        found: list[str] = []
-        for run in runs:
-            before = begun.get(run.state.run_id) if run.place else None
-            if before is not None:
-                context = self.context(run)
-                found += missing_guards(
-                    before, context.guards(), context.tools.functions
-                )
-        return found
+    def leave(self, facts: Callable[[OpenRun], Awaitable[Sequence[Fact]]]) -> None:
+        """Leave a run that is not known until it is made again: it then begins with these facts."""
+
+        async def first(context: RunContext) -> Sequence[Fact]:
+            run = self._made_again(context)
+            if run is None:
+                return ()
+            try:
+                self._check_guards(run, context)
+            except RunRefusedError as error:
+                self.outermost.refused.append(error)
+                raise CallWaits from None
+            return [_inside(run, fact) for fact in await facts(run)]
+
+        functions = self.outermost.functions
+        assert functions.as_parent is not None, "a context describes its run"
+        functions.as_parent = partial(functions.as_parent, left=first)
+
+    def _made_again(self, context: RunContext) -> OpenRun | None:
+        """Find the run that a context is of, and get to know it; None of a run that was known, or is new."""
+        parent = context.parent
+        assert parent is not None and parent.run is not None, "a run in a call"
+        name = parent.tab.name_of(parent.run)
+        for run in open_runs(self.state):
+            if run.state.run_id == name and run.place not in self._known:
+                self._known[run.place] = context
+                return run
+        return None
+
+    def check_guards(self) -> None:
+        """Refuse runs inside, of those that are known, that began with guards that are missing now.
+
+        Raises:
+            RunRefusedError: Naming what is missing.
+        """
+        for run in open_runs(self.state):
+            if run.state.run_id in self._guards and run.place:
+                context = self._context(run)
+                if context is not None:
+                    self._check_guards(run, context)
+
+    def _check_guards(self, run: OpenRun, context: RunContext) -> None:
+        before = self._guards.get(run.state.run_id)
+        offered = context.tools.functions
+        check_guards(self.state.run_id, before, context.guards(), offered)
+
+
+def _inside(run: OpenRun, fact: Fact) -> Fact:
+    """Return what a fact of the outermost run says of one inside it."""
+    for _ in run.place:
+        assert isinstance(fact, HappenedInside), "a fact of a run inside"
+        fact = fact.fact
+    return fact
 
 
 def _function_of(context: RunContext, state: State, index: int) -> KernelFunction:

@@ -18,6 +18,7 @@ from collections.abc import (
     Collection,
     Container,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -248,6 +249,10 @@ class Deciding:
     authorize: Authorize | Sequence[Authorize] | None
     review_edit: ReviewEdit
     effect_of: Callable[[str], Effect]
+
+
+DecidingIn: TypeAlias = Callable[[OpenRun], Deciding | None]
+"""Returns what decisions on the calls of a run are checked with; None of a run inside that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -673,7 +678,7 @@ def _is_taken(before: CallDecided, fact: CallDecided) -> bool:
     )
 
 
-def _as_it_is(call: ToolCall) -> ToolCall:
+def _as_it_is(call: ToolCall, _: State) -> ToolCall:
     return call
 
 
@@ -693,7 +698,7 @@ class ResumeRequest:
         votes: The persons whose votes approved calls, by call id; each is asked of the
             hook.
         verified: The ids of the calls whose author the application vouches for.
-        described: Shows a call to the ``authorize`` hook.
+        described: Shows a call to the ``authorize`` hook, given the state in which it waits.
     """
 
     checkpoint: Checkpoint
@@ -705,13 +710,17 @@ class ResumeRequest:
         default_factory=dict[str, tuple[str, ...]]
     )
     verified: Container[str] = ()
-    described: Callable[[ToolCall], ToolCall] | None = None
+    described: Callable[[ToolCall, State], ToolCall] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decisions", as_given(self.decisions))
 
     async def facts(
-        self, deciding: Callable[[OpenRun], "Deciding"], at: float
+        self,
+        deciding: DecidingIn,
+        at: float,
+        *,
+        within: OpenRun | None = None,
     ) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
@@ -720,10 +729,14 @@ class ResumeRequest:
         if it would now get another value, with a new fingerprint. An undecided call
         whose question has expired is answered as expired.
 
+        A run that is not known yet is only resumed; the decisions in it are converted
+        when it has been made again: then it is what they are taken ``within``.
+
         Args:
             deciding: Returns what decisions in a run, this one or one inside it, are
-                checked with.
+                checked with; None of a run that is not known yet.
             at: Now, in seconds since the epoch.
+            within: The run inside that was made again; None for all that is known.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
@@ -731,46 +744,76 @@ class ResumeRequest:
         """
         state = self.checkpoint.state()
         check_record(state)
-        pending = {call.path: call for call in pending_calls(state)}
         waiting = waiting_everywhere(state)
         named = self._by_path(waiting)
-        checks = {run.path: deciding(run) for run, _ in waiting.values()}
-        show = self.described or _as_it_is
-        for path, name in named.items():
-            run, call = waiting[path]
-            roles = _roles_at(call.decided_fact, self.decided_at.get(name, at))
-            shown_call = show(replace(pending[path], roles=roles))
-            asked = [(shown_call, name, one) for one in self._decisions_of(name)]
-            authorize = checks[run.path].authorize
-            await let_in(state.run_id, asked, authorize, verified=self.verified)
+        top = "" if within is None else within.path
+        runs = [run for run in open_runs(state) if run.path.startswith(top)]
+        checks = {
+            run.path: deciding(run)
+            for run in runs
+            if any(path.startswith(run.path) for path in waiting)
+        }
+        await self._let_in(state, named, checks, at)
         made: dict[str, Sequence[Fact]] = {}
-        runs = tuple(open_runs(state))
         for run in runs:
             calls = {
                 path: call
                 for path, (of, call) in waiting.items()
                 if of.path == run.path
             }
-            made[run.path] = (
-                await self._of_run(
-                    _DecisionFacts(run.state, checks[run.path], at), calls, named
-                )
-                if calls
-                else ()
-            )
+            known = checks.get(run.path)
+            if known is not None:
+                taking = _DecisionFacts(run.state, known, at)
+                if decided := await self._of_run(taking, calls, named):
+                    made[run.path] = decided
+            elif _is_to_be_decided(calls, named, at):
+                made[run.path] = ()
         facts: list[Fact] = []
-        for run in runs:
-            goes_on = any(path.startswith(run.path) and made[path] for path in made)
-            if goes_on or not run.place:
+        for run in _that_go_on(runs, made, checks):
+            if within is None or run.path != top:
                 limits = None if run.place else self.budget
-                facts += map(
-                    run.wrapped, (Resumed(limits=limits, at=at), *made[run.path])
-                )
+                facts.append(run.wrapped(Resumed(limits=limits, at=at)))
+            facts += map(run.wrapped, made.get(run.path, ()))
         return tuple(facts)
+
+    async def _let_in(
+        self,
+        state: State,
+        named: Mapping[str, str],
+        checks: Mapping[str, Deciding | None],
+        at: float,
+    ) -> None:
+        """Ask the hooks about the decisions in the runs that are known."""
+        waiting = waiting_everywhere(state)
+        pending = {call.path: call for call in pending_calls(state)}
+        show = self.described or _as_it_is
+        for path, name in named.items():
+            run, call = waiting[path]
+            known = checks.get(run.path)
+            if known is None:
+                continue
+            roles = _roles_at(call.decided_fact, self.decided_at.get(name, at))
+            shown_call = show(replace(pending[path], roles=roles), state)
+            asked = [(shown_call, name, one) for one in self._decisions_of(name)]
+            await let_in(state.run_id, asked, known.authorize, verified=self.verified)
+
+    def named_in(self, run: OpenRun) -> list[str]:
+        """Name the decisions on what waits in a run, and in those inside it."""
+        named = self._by_path(waiting_everywhere(self.checkpoint.state()))
+        return [name for path, name in named.items() if path.startswith(run.path)]
+
+    def without(self, name: str | None, run: OpenRun) -> "ResumeRequest":
+        """Leave out a decision that was refused; if none of the run has its name, all of the run."""
+        named = self.named_in(run)
+        refused = [name] if name in named else named
+        kept = {
+            one: self.decisions[one] for one in self.decisions if one not in refused
+        }
+        return replace(self, decisions=kept)
 
     async def _of_run(
         self,
-        taking: "_DecisionFacts",
+        taking: _DecisionFacts,
         calls: Mapping[str, Call],
         named: Mapping[str, str],
     ) -> Sequence[Fact]:
@@ -825,15 +868,39 @@ class ResumeRequest:
         return {path: found[path] for path in waiting if path in found}
 
 
+def _is_to_be_decided(
+    calls: Mapping[str, Call], named: Container[str], at: float
+) -> bool:
+    return any(
+        path in named or _is_late(call.decided_fact, at) for path, call in calls.items()
+    )
+
+
+def _that_go_on(
+    runs: Iterable[OpenRun], made: Iterable[str], known: Mapping[str, object]
+) -> Iterator[OpenRun]:
+    """List the outermost run, and those in which something is decided, at any depth; none inside an unknown one."""
+    unknown: str | None = None
+    for run in runs:
+        goes_on = any(path.startswith(run.path) for path in made)
+        is_known = unknown is None or not run.path.startswith(unknown)
+        if run.place and not (goes_on and is_known):
+            continue
+        yield run
+        if run.place and known[run.path] is None:
+            unknown = run.path
+
+
 # The calls that had started when their process ended: run again, asked about, or left in doubt.
 
 
 async def recovery_facts(
     state: State,
     *,
-    deciding: Callable[[OpenRun], Deciding],
+    deciding: DecidingIn,
     in_doubt: InDoubt,
     at: float,
+    within: OpenRun | None = None,
 ) -> tuple[Fact, ...]:
     """List the facts that resume an interrupted run; a call in doubt that a person must decide gets none.
 
@@ -844,22 +911,27 @@ async def recovery_facts(
     Args:
         state: The run.
         deciding: Returns what the calls of a run, this one or one inside it, are
-            checked with.
+            checked with; None of a run that is not known yet, which is recovered when
+            it has been made again.
         in_doubt: Who handles calls in doubt.
         at: Now, in seconds since the epoch.
+        within: The run inside that was made again; None for all that is known.
     """
+    top = "" if within is None else within.path
     found: list[Fact] = []
     for run in open_runs(state):
-        if run.state.batch is not None and run.state.phase is not Phase.PAUSED:
-            found += map(run.wrapped, await _recovered(run, deciding, in_doubt, at))
+        if (
+            run.state.batch is not None
+            and run.state.phase is not Phase.PAUSED
+            and run.path.startswith(top)
+            and (checks := deciding(run)) is not None
+        ):
+            found += map(run.wrapped, await _recovered(run, checks, in_doubt, at))
     return tuple(found)
 
 
 async def _recovered(
-    run: OpenRun,
-    deciding: Callable[[OpenRun], Deciding],
-    in_doubt: InDoubt,
-    at: float,
+    run: OpenRun, checks: Deciding, in_doubt: InDoubt, at: float
 ) -> list[Fact]:
     state = run.state
     batch = state.batch
@@ -869,7 +941,6 @@ async def _recovered(
         decided = call.decided
         if not call.started or call.answer is not None or decided is None:
             continue
-        checks = deciding(run)
         effect = checks.effect_of(decided.function)
         unknown = call.recorded.tool_calls > 0 or effect.kind != "once"
         if decided.nested and (len(call.runs) > call.entered or not unknown):
