@@ -46,6 +46,7 @@ from planner_ext.durable.errors import (
     RunConflictError,
     UnknownRunError,
 )
+from planner_ext.durable.listing import ENDS
 from planner_ext.planner.planner import FunctionCallingStepwisePlanner
 from planner_ext.sk.errors import DecisionRefusedError
 from planner_ext.sk.run.outcome import chat_history
@@ -201,8 +202,11 @@ class _Thread:
         last: StoredRun | None = None
         turns = 0
         tags = set[str]()
-        async for last in self._turns():
+        async for stored in self._turns():
             turns += 1
+            if stored is None:
+                continue
+            last = stored
             tags.update(last.record.tags)
             self.events = RunEvents(self.run_input, self.tools)
             messages.append(opening(last.record.run_id, last.record.goal))
@@ -211,7 +215,7 @@ class _Thread:
         known = [*messages, *self.events.unread(unread)]
         new = self._new_message(known, tags)
         try:
-            if last is None or self.events.state.ended is not None:
+            if last is None or last.record.status in ENDS:
                 return await self._begun(self._name(turns + 1), new, messages)
             return await self._continued(last.record, new, messages, unread)
         except (EndedRunError, RunConflictError):  # another window was first
@@ -261,11 +265,16 @@ class _Thread:
             return None, messages
         return await start(run_id=run.run_id, **self.driving), messages
 
-    async def _turns(self) -> "AsyncIterator[StoredRun]":
-        """Load the runs of the thread, in order."""
-        with suppress(UnknownRunError):
-            for turn in count(1):
-                yield await self.client.load(self._name(turn))
+    async def _turns(self) -> "AsyncIterator[StoredRun | None]":
+        """Load the runs of the thread, in order; None for one that was deleted."""
+        for turn in count(1):
+            name = self._name(turn)
+            stored = None
+            with suppress(UnknownRunError):
+                stored = await self.client.load(name)
+            if stored is None and not await self.client.was_deleted(name):
+                return
+            yield stored
 
     def _name(self, turn: int) -> str:
         return self.run_id if turn == 1 else f"{self.run_id}.{turn}"

@@ -505,6 +505,10 @@ class RunsClient:
         """
         return await self._store.load(run_id)
 
+    async def was_deleted(self, run_id: str) -> bool:
+        """@private Whether the store had a run of this name, and has none now."""
+        return await self._store.deleted(run_id) is not None
+
     async def fork(
         self,
         run_id: str,

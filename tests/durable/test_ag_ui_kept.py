@@ -574,6 +574,27 @@ async def test_a_stale_tab_repeats_nothing(store: str) -> None:
 
 
 @on_sqlite
+async def test_a_thread_outlives_its_first_runs(store: str) -> None:
+    """The store deleted one, and keeps no journal of the other: the next message begins a run, and repeats nothing."""
+    world = World(store, lambda _: say("Hello."))
+    front = FrontEnd()
+    async with world.server() as runs:
+        for text in ("One.", "Two."):
+            await world.run(runs, front, front.ask(text))
+        await runs._store.delete("thread")
+        await world.run(runs, front, front.look())
+        assert texts(front) == [("user", "Two."), ("assistant", "Hello.")]
+        await runs._store.database.transact(
+            ("DELETE FROM planner_journal WHERE run_id = 'thread.2'", {})
+        )
+        end = await world.run(runs, front, front.ask("Three."))
+        assert end.result == "Hello."
+        named = sorted([one.run_id for one in await runs.list()])
+    assert named == ["thread.2", "thread.3"]
+    assert len(world.service.requests) == 3
+
+
+@on_sqlite
 async def test_a_run_that_failed_is_tried_again_by_a_message(store: str) -> None:
     """A look starts nothing; the browser reads nothing of the server."""
     retry = RetryPolicy(attempts=1)
