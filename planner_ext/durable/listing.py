@@ -127,6 +127,14 @@ class Hold:
     at: float
 
 
+def read_hold(rows: Sequence[Row]) -> Hold | None:
+    """Read the answer to `GET_HOLD`."""
+    return Hold(**json.loads(str(rows[0][0]))) if rows else None
+
+
+GET_HOLD = "SELECT value FROM planner_settings WHERE name = 'hold'"
+
+
 @frozen
 class RunStats:
     """The numbers of a store, for a dashboard or an alarm.
@@ -154,11 +162,13 @@ class StoreMarks:
         number: The open calls and questions.
         waiting: Changes when one of these is added, decided or expires.
         runs: Changes when a run changes.
+        hold: Why no run is driven, which changes both; None if runs are.
     """
 
     number: int
     waiting: str
     runs: str
+    hold: Hold | None = None
 
 
 _CONDITIONS = {

@@ -36,6 +36,7 @@ from planner_ext.durable.inputs import (
 from planner_ext.durable.listing import (
     AT_REST,
     ENDS,
+    GET_HOLD,
     OPEN,
     PAGE,
     STATUSES,
@@ -47,6 +48,7 @@ from planner_ext.durable.listing import (
     StoreMarks,
     calls_clause,
     joined,
+    read_hold,
     where_clause,
     with_waits,
 )
@@ -517,7 +519,7 @@ class JournalStore:
                 f"SELECT asked_at FROM planner_approvals WHERE {OPEN} ORDER BY asked_at LIMIT 1",
                 {"now": now},
             ),
-            ("SELECT value FROM planner_settings WHERE name = 'hold'", {}),
+            (GET_HOLD, {}),
         )
         counts = {str(status): int(number or 0) for status, number in statuses}
         return RunStats(
@@ -525,20 +527,26 @@ class JournalStore:
             by_status={status: counts.get(status, 0) for status in STATUSES},
             retrying=int(retrying[0][0] or 0),
             oldest_approval_seconds=now - float(oldest[0][0] or 0) if oldest else None,
-            hold=Hold(**json.loads(str(held[0][0]))) if held else None,
+            hold=read_hold(held),
         )
 
     async def marks(self, now: float) -> StoreMarks:
         """Read what changes with the store, from indexes."""
-        waiting, runs = await self.database.transact(
+        waiting, runs, held = await self.database.transact(
             (
                 f"SELECT {_WAITING_MARK} FROM planner_approvals WHERE {OPEN}",
                 {"now": now},
             ),
             ("SELECT MAX(updated_at) FROM planner_runs", {}),
+            (GET_HOLD, {}),
         )
-        number = int(waiting[0][0] or 0)
-        return StoreMarks(number=number, waiting=_mark(waiting[0]), runs=_mark(runs[0]))
+        of_hold = tuple(one for row in held for one in row)
+        return StoreMarks(
+            number=int(waiting[0][0] or 0),
+            waiting=_mark((*waiting[0], *of_hold)),
+            runs=_mark((*runs[0], *of_hold)),
+            hold=read_hold(held),
+        )
 
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
         """Look for due runs without an owner, and for the owners."""

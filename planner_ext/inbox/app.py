@@ -427,6 +427,7 @@ class _Inbox:
             chosen=chosen,
             query=_query_of(request),
             mark=marks.waiting,
+            held=views.hold_text(marks.hold, time.time()),
         )
 
     async def _part(self, request: Request, mark: str, offset: int) -> "_Part":
@@ -633,7 +634,7 @@ class _Inbox:
     ) -> Response:
         timeline = Timeline()
         unreadable = ""
-        mark = (await self._marks()).waiting
+        marks = await self._marks()
         approvals = await self._approvals()
         by = _visitor_in(request).name
         waiting = await approvals.pending(call.run_id, limit=PAGE)
@@ -659,7 +660,14 @@ class _Inbox:
             problem=problem,
             typed=typed,
         )
-        return self._page(request, "approval", status=status, page=page, mark=mark)
+        return self._page(
+            request,
+            "approval",
+            status=status,
+            page=page,
+            mark=marks.waiting,
+            held=views.hold_text(marks.hold, time.time()),
+        )
 
     async def _decide(self, request: Request) -> Response:
         visitor = _visitor_in(request)
@@ -783,6 +791,7 @@ class _Inbox:
             filters={name: chosen.get(name, "") for name in _RUN_FILTERS},
             problem=problem,
             mark=marks.runs,
+            held=views.hold_text(marks.hold, now),
         )
 
     async def _cancel_run(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from planner_ext.approval.decisions import DecisionRecord, digest_of
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import frozen
+from planner_ext.durable.listing import Hold
 from planner_ext.durable.records import (
     PendingApproval,
     approval_path,
@@ -221,6 +222,17 @@ class Paging:
     total: int
     before: str | None
     after: str | None
+
+
+def hold_text(hold: Hold | None, now: float) -> str:
+    """Say that no run is driven, by whose order, and why; "" if runs are."""
+    if hold is None:
+        return ""
+    by = f" by {exact(hold.by)}" if hold.by else ""
+    reason = f": {visible(hold.reason)}" if hold.reason else ""
+    since = moment_of(hold.at, now).text
+    paused = f"All runs of this store are paused since {since}{by}{reason}."
+    return f"{paused} What is decided is taken when they are resumed."
 
 
 def paging_of(

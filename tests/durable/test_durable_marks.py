@@ -47,7 +47,13 @@ async def test_marks_change_with_what_they_stand_for(
             )
         )
         await database.close()
+        await runs.pause_all(by="ann", reason="Fire.")
+        held = await runs.marks()
+        assert held.hold is not None
+        assert (held.hold.by, held.hold.reason) == ("ann", "Fire.")
+        await runs.resume_all()
         again = await runs.marks()
+        assert held.waiting != again.waiting and held.runs != again.runs
         assert again.number == 2 and again.waiting != two.waiting
     await decide_all(store)
 

@@ -106,6 +106,22 @@ async def test_each_run_has_a_page(runs_store: str) -> None:
         assert "There is no run" in ann.page
 
 
+async def test_a_pause_of_all_runs_is_on_every_page(store: str) -> None:
+    """Whoever decides reads why nothing happens then, from when on, and by whose order."""
+    async with (
+        Runs.connect(store) as runs,
+        inbox(store) as base,
+        visitor_at(base) as ann,
+    ):
+        await runs.pause_all(by="eve", reason="<b>Fire.</b>")
+        for page in ("", "runs", "approvals/a%2F1%2Fpay"):
+            text = (await ann.get(page)).text
+            assert "All runs of this store are paused since" in text
+            assert "by eve: &lt;b&gt;Fire.&lt;/b&gt;" in text
+        await runs.resume_all()
+        assert "are paused" not in (await ann.get("")).text
+
+
 async def test_a_damaged_journal_does_not_hide_what_waits(store: str) -> None:
     """A call is bound by its fingerprint: it can be decided although its run cannot be read, and its page says so."""
     database = await open_database(store)
