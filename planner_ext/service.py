@@ -28,7 +28,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.accounts import Tab
-from planner_ext.core.errors import shown, way_out
+from planner_ext.core.errors import require
 from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
@@ -43,7 +43,7 @@ from planner_ext.sk.charging.nested import (
 )
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
-from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
+from planner_ext.sk.errors import InvalidSettingsError
 from planner_ext.sk.functions.questions import own_function
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
@@ -121,11 +121,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid; names it.
         """
-        if not isinstance(inner, ChatCompletionClientBase):  # pyright: ignore[reportUnnecessaryIsInstance]
-            hint = way_out("inner", inner)
-            raise InvalidOptionError(
-                f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}.{hint}"
-            )
+        fits = isinstance(inner, ChatCompletionClientBase)  # pyright: ignore[reportUnnecessaryIsInstance]
+        require("inner", fits, "a chat completion service of Semantic Kernel", inner)
         super().__init__(
             ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id
         )

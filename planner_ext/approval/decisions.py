@@ -28,6 +28,7 @@ from typing import (
 from planner_ext.core.errors import (
     InvalidLimitError,
     PlannerExtError,
+    require,
     shown,
     suggests_names,
 )
@@ -231,6 +232,11 @@ def is_duration(value: object) -> bool:
     )
 
 
+def _require_duration(name: str, value: object) -> None:
+    fits = value is None or is_duration(value)
+    require(name, fits, "a number of seconds above 0, or None", value)
+
+
 class ReadByKey:
     """Reads the fields of a dataclass by key, too, as in the metadata of a service."""
 
@@ -422,11 +428,9 @@ def check_authorize(authorize: object) -> None:
         if isinstance(authorize, tuple)
         else (authorize,)
     )
-    if authorize is not None and not all(
-        callable(one) and not isinstance(one, type) for one in given
-    ):
-        problem = f"authorize must be a function of the request that returns True to allow it; got {shown(given)}."
-        raise InvalidLimitError(problem)
+    fits = all(callable(one) and not isinstance(one, type) for one in given)
+    expected = "a function of the request that returns True to allow it"
+    require("authorize", authorize is None or fits, expected, given)
 
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -474,14 +478,10 @@ class ApprovalSettings:
     def __post_init__(self) -> None:
         check_authorize(self.authorize)
         for name, allowed in _ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                problem = f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
-                raise InvalidLimitError(problem)
-        for name in ("expires_in", "interceptor_timeout"):
             value = getattr(self, name)
-            if value is not None and not is_duration(value):
-                problem = f"{name} must be a number of seconds above 0, or None; got {shown(value)}."
-                raise InvalidLimitError(problem)
+            require(name, value in allowed, f"one of {', '.join(allowed)}", value)
+        for name in ("expires_in", "interceptor_timeout"):
+            _require_duration(name, getattr(self, name))
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
         """@private Merge with a wrapped service's settings: for undecided calls, the stricter applies."""
@@ -564,10 +564,7 @@ def requires_approval(
     for name, text in (("prompt", prompt), ("summary", summary)):
         if (problem := _text_problem(name, text)) is not None:
             raise InvalidLimitError(f"{problem}.")
-    if expires_in is not None and not is_duration(expires_in):
-        raise InvalidLimitError(
-            f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}."
-        )
+    _require_duration("expires_in", expires_in)
     if (problem := _roles_problem(roles)) is not None:
         raise InvalidLimitError(f"{problem}.")
 

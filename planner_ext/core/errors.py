@@ -198,7 +198,7 @@ _PLACES: Mapping[tuple[str, str], str] = {
         "options",
         "dict",
     ): "Make them of it: FunctionCallingStepwisePlannerOptions(**options).",
-    ("goal", "Kernel"): "The kernel comes first: invoke(kernel, goal).",
+    ("The goal", "Kernel"): "The kernel comes first: invoke(kernel, goal).",
     ("kernel", "str"): "The kernel comes first, then the text.",
     (
         "kernel",
@@ -256,10 +256,10 @@ _PLACES: Mapping[tuple[str, str], str] = {
         "PromptExecutionSettings",
     ): "Give them in arguments: KernelArguments(settings=...).",
     (
-        "goal",
+        "The goal",
         "ChatHistory",
     ): "Give the text, and the conversation by name: chat_history=...",
-    ("goal", "ChatMessageContent"): "Give its text: message.content.",
+    ("The goal", "ChatMessageContent"): "Give its text: message.content.",
     ("chat_history", "list"): "Make one of it: ChatHistory(messages=[...]).",
     (
         "chat_history",
@@ -299,6 +299,18 @@ def way_out(name: str, value: object) -> str:
     return next(
         (f" {_PLACES[name, kind]}" for kind in kinds if (name, kind) in _PLACES), ""
     )
+
+
+def require(name: str, fits: bool, expected: str, value: object) -> None:
+    """Refuse a value that does not fit: says what it must be, what it is, and where it belongs.
+
+    Raises:
+        InvalidLimitError: If it does not fit.
+    """
+    if not fits:
+        raise InvalidLimitError(
+            f"{name} must be {expected}; got {shown(value)}.{way_out(name, value)}"
+        )
 
 
 _MOST_CHARACTERS = 160

@@ -3,6 +3,8 @@
 import unicodedata
 from typing import TypeGuard
 
+from planner_ext.core.errors import require
+
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _BIDIRECTIONAL = (
     0x061C,
@@ -33,6 +35,16 @@ def is_unicode(value: object) -> TypeGuard[str]:
 def person_of(name: str) -> str:
     """Return what all spellings of a person's name have in common: case, blanks and forms of characters differ."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def check_goal(goal: object) -> None:
+    """Refuse a goal without text, or that cannot be sent.
+
+    Raises:
+        InvalidLimitError: Says what it is.
+    """
+    fits = is_unicode(goal) and bool(goal.strip())
+    require("The goal", fits, "a text that is not empty and valid Unicode", goal)
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar
 from planner_ext.approval.decisions import Authorize, check_authorize, is_duration
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.causes import causes_of, status_of
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
+from planner_ext.core.errors import PlannerExtError, require, shown
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.core.values import frozen
 from planner_ext.durable.errors import StoreError
@@ -82,15 +82,13 @@ class RetryPolicy:
     is_final: Callable[[BaseException], bool] = is_final
 
     def __post_init__(self) -> None:
-        if not is_count(self.attempts, least=1):
-            problem = f"attempts must be a whole number, 1 or more; got {shown(self.attempts)}."
-            raise InvalidLimitError(problem)
+        attempts = self.attempts
+        counts = is_count(attempts, least=1)
+        require("attempts", counts, "a whole number, 1 or more", attempts)
         for name in ("first_delay", "max_delay", "outage_seconds"):
-            if not is_positive_number(value := getattr(self, name)):
-                problem = (
-                    f"{name} must be a number of seconds above 0; got {shown(value)}."
-                )
-                raise InvalidLimitError(problem)
+            value = getattr(self, name)
+            fits = is_positive_number(value)
+            require(name, fits, "a number of seconds above 0", value)
 
     def delay(self, retries: int) -> float:
         """Return the seconds before a retry, from 1, as tenacity's `wait_exponential_jitter`."""
@@ -181,25 +179,16 @@ class WorkerSettings:
         lease = self.lease_seconds
         deaths = self.max_deaths
         grace = self.grace_seconds
-        check(
-            in_doubt in ("person", "model"),
-            f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.",
-        )
-        check(
-            is_duration(lease),
-            f"lease_seconds must be a number of seconds above 0; got {shown(lease)}.",
-        )
+        who = in_doubt in ("person", "model")
+        require("in_doubt", who, "'person' or 'model'", in_doubt)
+        seconds = "a number of seconds above 0"
+        require("lease_seconds", is_duration(lease), seconds, lease)
         check_poll_seconds(self.poll_seconds)
         checked_hook(self.authorize)
-        check(
-            is_count(deaths, least=1),
-            f"max_deaths must be a whole number, 1 or more; got {shown(deaths)}.",
-        )
-        valid = grace == 0 or is_duration(grace)
-        check(
-            valid,
-            f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace)}.",
-        )
+        counts = is_count(deaths, least=1)
+        require("max_deaths", counts, "a whole number, 1 or more", deaths)
+        fits = grace == 0 or is_duration(grace)
+        require("grace_seconds", fits, "a number of seconds, 0 or more", grace)
         if self.worker_id is not None:
             expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
             checked_name(self.worker_id, _WORKER_ID, expected)
@@ -232,16 +221,8 @@ def takes_worker_options(function: _F) -> _F:
 
 def check_poll_seconds(given: object) -> None:
     """Raise `InvalidLimitError` unless this is a number of seconds above 0."""
-    check(
-        is_duration(given),
-        f"poll_seconds must be a number of seconds above 0; got {shown(given)}.",
-    )
-
-
-def check(valid: bool, problem: str) -> None:
-    """Raise `InvalidLimitError` with a problem unless something is valid."""
-    if not valid:
-        raise InvalidLimitError(problem)
+    expected = "a number of seconds above 0"
+    require("poll_seconds", is_duration(given), expected, given)
 
 
 def checked_hook(

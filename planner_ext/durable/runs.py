@@ -22,15 +22,16 @@ from planner_ext.approval.guards import guard_name, hook_names
 from planner_ext.approval.waiting import waiting_everywhere
 from planner_ext.core.errors import (
     EndedRunError,
+    InvalidLimitError,
     counted,
     not_answered,
+    require,
     shown,
-    way_out,
 )
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import State
-from planner_ext.core.text import is_unicode
+from planner_ext.core.text import check_goal
 from planner_ext.core.values import Usage, frozen
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
@@ -71,7 +72,6 @@ from planner_ext.durable.options import (
     RetryPolicy,
     WorkerOptions,
     WorkerSettings,
-    check,
     check_poll_seconds,
     checked_hook,
     checked_name,
@@ -710,7 +710,7 @@ class RunsClient:
         reuse: bool = False,
     ) -> tuple[str, RunRecord | None]:
         """Create a run, queued if it has inputs; return its name, and the existing run of this name."""
-        _check_goal(goal)
+        check_goal(goal)
         name = _run_name(run_id)
         status, text = (
             ("running", None) if inputs is None else ("queued", inputs.to_json())
@@ -798,10 +798,10 @@ class Runs(RunsClient):
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
         """@private Called by `sqlite` and `postgres`."""
         is_pool = isinstance(pool, WorkerPool)  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
-        check(
-            is_pool,
-            f"Open runs with async with Runs.sqlite(path) as runs, or Runs.postgres(url); got {shown(pool)}.",
-        )
+        if not is_pool:
+            raise InvalidLimitError(
+                f"Open runs with async with Runs.sqlite(path) as runs, or Runs.postgres(url); got {shown(pool)}."
+            )
         doorkeeper = Doorkeeper(authorize=pool.runner.authorize)
         super().__init__(
             pool.runner.store,
@@ -1150,11 +1150,10 @@ class Runs(RunsClient):
             StoreError: If the store cannot be used; activate the run again.
         """
         given = self._job_of
-        check(
-            given is not None,
-            "There is no planner to activate runs with. Call drive_with(planner, kernel) first.",
-        )
-        assert given is not None
+        if given is None:
+            raise InvalidLimitError(
+                "There is no planner to activate runs with. Call drive_with(planner, kernel) first."
+            )
         return await self._pool.activate(given(run_id))
 
     async def due(self, limit: int = 100, *, again_after: float = 30.0) -> Due:
@@ -1205,11 +1204,7 @@ def _jobs(
 
 def _check_planner(planner: object) -> None:
     is_planner = callable(getattr(planner, "journaled", None))
-    hint = way_out("planner", planner)
-    check(
-        is_planner,
-        f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.{hint}",
-    )
+    require("planner", is_planner, "a FunctionCallingStepwisePlanner", planner)
 
 
 def _warn_unguarded(planner: DurablePlanner[Any], kernel: Any) -> None:
@@ -1217,15 +1212,6 @@ def _warn_unguarded(planner: DurablePlanner[Any], kernel: Any) -> None:
         text := say(kernel)
     ) is not None:
         logger.warning(text)
-
-
-def _check_goal(goal: object) -> None:
-    valid = is_unicode(goal) and bool(goal.strip())
-    hint = way_out("goal", goal)
-    check(
-        valid,
-        f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.{hint}",
-    )
 
 
 def _result_of(

@@ -15,7 +15,11 @@ from functools import wraps
 from typing import Any, Final, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from planner_ext.core.accounts import CallWaits
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
+from planner_ext.core.errors import (
+    PlannerExtError,
+    described,
+    require,
+)
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -280,12 +284,8 @@ class StopHandle:
             PlannerInvalidConfigurationError: If the reason is not a text, or ``now``
                 not a bool.
         """
-        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidLimitError(
-                f"reason must be a text; got {shown(reason)}. Leave it out, or say why."
-            )
-        if not isinstance(now, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidLimitError(f"now must be True or False; got {shown(now)}.")
+        require("reason", isinstance(reason, str), "a text that says why", reason)  # pyright: ignore[reportUnnecessaryIsInstance]
+        require("now", isinstance(now, bool), "True or False", now)  # pyright: ignore[reportUnnecessaryIsInstance]
         if self.reason is None:
             self.reason = reason
         if not now:

@@ -16,11 +16,10 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
 from planner_ext.core.accounts import Tab
-from planner_ext.core.errors import shown, way_out
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
-from planner_ext.core.text import is_unicode
+from planner_ext.core.text import check_goal
 from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.engine.ports import RunStore
@@ -449,11 +448,7 @@ class FunctionCallingStepwisePlanner:
         *,
         streaming: bool,
     ) -> PlannerRun:
-        if not is_unicode(question) or not question.strip():
-            raise InvalidOptionError(
-                f"The goal must be a text that is not empty and valid Unicode; got {shown(question)}."
-                f"{way_out('goal', question)}"
-            )
+        check_goal(question)
         before: Sequence[ChatMessageContent] = ()
         if chat_history is not None:
             given = instance_of("chat_history", chat_history, ChatHistory)

@@ -5,9 +5,9 @@ All raise `InvalidOptionError`.
 
 import inspect
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from planner_ext.core.errors import shown, way_out
+from planner_ext.core.errors import require, shown, way_out
 from planner_ext.core.limits import is_count
 from planner_ext.sk.errors import InvalidOptionError, InvalidSettingsError
 
@@ -69,9 +69,8 @@ def check_returns(name: str, function: object) -> None:
 
 def one_of(name: str, value: _T, allowed: Sequence[str]) -> _T:
     """Return a value that must be one of these."""
-    if value not in allowed:
-        expected = " or ".join(f'"{one}"' for one in allowed)
-        raise InvalidOptionError(f"{name} must be {expected}; got {shown(value)}.")
+    expected = " or ".join(f'"{one}"' for one in allowed)
+    require(name, value in allowed, expected, value)
     return value
 
 
@@ -79,8 +78,5 @@ def non_negative(name: str, value: object) -> int:
     """Return a whole number, 0 or more; None is 0."""
     if value is None:
         return 0
-    if not is_count(value, least=0):
-        raise InvalidOptionError(
-            f"{name} must be a whole number, 0 or more; got {shown(value)}."
-        )
-    return value
+    require(name, is_count(value, least=0), "a whole number, 0 or more", value)
+    return cast("int", value)

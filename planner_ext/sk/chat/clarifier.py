@@ -10,7 +10,7 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import require
 from planner_ext.core.limits import Price
 from planner_ext.core.machine import AskModel
 from planner_ext.engine.ports import (
@@ -19,9 +19,6 @@ from planner_ext.engine.ports import (
 from planner_ext.sk.chat.prices import RequestMeter
 from planner_ext.sk.chat.round_trip import KernelChat
 from planner_ext.sk.chat.transport import connector_settings, select_service
-from planner_ext.sk.errors import (
-    InvalidOptionError,
-)
 from planner_ext.sk.functions.questions import Question
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import text_of
@@ -72,10 +69,8 @@ class ModelClarifier:
             PlannerInvalidConfigurationError: If the service does not exist, or an
                 option is invalid.
         """
-        if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionError(
-                f"instructions must be a text; got {shown(instructions)}."
-            )
+        fits = isinstance(instructions, str) and bool(instructions.strip())  # pyright: ignore[reportUnnecessaryIsInstance]
+        require("instructions", fits, "a text", instructions)
         self._instructions = instructions
         self._service, selected = select_service(
             kernel, service_id, KernelArguments(), settings

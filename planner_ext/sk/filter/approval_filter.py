@@ -40,7 +40,7 @@ from planner_ext.approval.decisions import (
     approval_required,
 )
 from planner_ext.core.accounts import Tab, current_tab
-from planner_ext.core.errors import InvalidLimitError, shown, way_out
+from planner_ext.core.errors import InvalidLimitError, require, shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
@@ -162,11 +162,9 @@ class ApprovalFilter(CallFilter):
                 an escalation belongs to a kept run.
         """
         for name, value in (("policy", policy), ("approver", approver)):
-            if not callable(value) and not (name == "approver" and value is None):
-                raise InvalidOptionError(
-                    f"{name} must be a function of the call, or an ApprovalPolicy; got {shown(value)}."
-                    f"{way_out(name, value)}"
-                )
+            fits = callable(value) or (name == "approver" and value is None)
+            expected = "a function of the call, or an ApprovalPolicy"
+            require(name, fits, expected, value)
             check_returns(name, value)
         refuse_without_store([policy])
         ApprovalSettings(authorize=authorize)  # which refuses what is no hook, by name

@@ -45,12 +45,12 @@ from semantic_kernel.functions.kernel_function_from_method import (
 )
 from semantic_kernel.utils.telemetry.model_diagnostics import function_tracer
 
-from planner_ext.core.errors import shown, suggests_names
+from planner_ext.core.errors import require, suggests_names
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.core.values import frozen
 from planner_ext.engine.concurrency import contained, in_thread
 from planner_ext.engine.log import is_listening, is_set
-from planner_ext.sk.errors import InvalidOptionError, PlannerException
+from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.functions.toolset import Tool, unconverted_parameter
 
 NOT_WRITABLE = "The function returned a result that could not be written as JSON."
@@ -122,36 +122,29 @@ class ToolExecution:
         for name in ("max_concurrency", "max_threads"):
             count = getattr(self, name)
             fits = count is None or is_count(count, least=1)
-            _require(
-                name, fits, "a whole number, 1 or more, or None for all at once", count
-            )
-        _require(
-            "on_error",
-            self.on_error in ("report", "raise"),
-            '"report" or "raise"',
-            self.on_error,
-        )
+            expected = "a whole number, 1 or more, or None for all at once"
+            require(f"ToolExecution.{name}", fits, expected, count)
+        known = self.on_error in ("report", "raise")
+        require("ToolExecution.on_error", known, '"report" or "raise"', self.on_error)
         for name in ("include_error_detail", "stop_on_unknown_function", "threads"):
-            _require(
-                name,
-                isinstance(getattr(self, name), bool),
-                "True or False",
-                getattr(self, name),
-            )
+            value = getattr(self, name)
+            fits = isinstance(value, bool)
+            require(f"ToolExecution.{name}", fits, "True or False", value)
         if not isinstance(self.timeout, Mapping):
             fits = self.timeout is None or is_positive_number(self.timeout)
             expected = "a number of seconds above 0, a mapping of function names to such, or None for none"
-            _require("timeout", fits, expected, self.timeout)
+            require("ToolExecution.timeout", fits, expected, self.timeout)
             return
         for key, seconds in cast("Mapping[object, object]", self.timeout).items():
-            keys = "fully qualified function names as keys, such as 'plugin-function'"
-            _require("timeout", isinstance(key, str), keys, key)
+            expected = (
+                "fully qualified function names as keys, such as 'plugin-function'"
+            )
+            require("ToolExecution.timeout", isinstance(key, str), expected, key)
+            name = f"ToolExecution.timeout[{key!r}]"
             expected = (
                 "a number of seconds above 0 (leave the function out for no timeout)"
             )
-            _require(
-                f"timeout[{key!r}]", is_positive_number(seconds), expected, seconds
-            )
+            require(name, is_positive_number(seconds), expected, seconds)
 
     def timeout_of(self, function: str) -> float | None:
         """@private Return the seconds that a fully qualified function has; or None."""
@@ -159,13 +152,6 @@ class ToolExecution:
             self.timeout.get(function)
             if isinstance(self.timeout, Mapping)
             else self.timeout
-        )
-
-
-def _require(field: str, fits: bool, expected: str, seen: object) -> None:
-    if not fits:
-        raise InvalidOptionError(
-            f"ToolExecution.{field} must be {expected}; got {shown(seen)}."
         )
 
 
