@@ -199,9 +199,7 @@ class DrivenStore:
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise RunFencedError(
-                f"Run {run_id!r} was ended or taken over; its work here was cancelled."
-            ) from None
+            raise self._fenced() from None
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Record facts; cancelled if a call may not start now."""
@@ -223,6 +221,9 @@ class DrivenStore:
         self._ends = isinstance(facts[-1], Ended)
         try:
             await self.writer.append(run_id, seq, facts)
+            # The cancellation reaches the task of a call too late to stop its start.
+            if self._limit.when() is not None:
+                raise self._fenced()
             self._driven.tell_readers(run_id)
         except BaseException:
             self.calls -= new
@@ -309,6 +310,11 @@ class DrivenStore:
         if self._driven.interrupt is not None:
             self._driven.interrupt(self.writer.run_id)
             await asyncio.Event().wait()
+
+    def _fenced(self) -> RunFencedError:
+        return RunFencedError(
+            f"Run {self.writer.run_id!r} was ended or taken over; its work here was cancelled."
+        )
 
     def _check_not_held(self) -> None:
         if self._driven.is_held and self._driven.interrupt is None:

@@ -12,6 +12,7 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
+from planner_ext.core.facts import CallStarted
 from planner_ext.durable import Runs, effect
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import (
@@ -21,7 +22,7 @@ from planner_ext.testing import (
     call,
     say,
 )
-from support.durable import GOAL, effects_in, open_runs, planner_of, turn
+from support.durable import GOAL, effects_in, open_runs, planner_of, turn, world
 from support.processes import Lives
 from support.stock import scripted_by
 
@@ -218,6 +219,30 @@ async def test_a_freeze_is_logged_once(
         await workers.settle()
         assert not workers._is_late()
     assert caplog.text.count("Worker w was not seen for 30 seconds") == 1
+
+
+async def test_a_call_does_not_begin_whose_run_was_taken_while_its_start_was_recorded(
+    tmp_path: Path,
+) -> None:
+    """A worker that froze there learns that before the function runs: another one may have run it meanwhile."""
+    effects = tmp_path / "effects"
+    book = call("shop-book", {"order": 1}, id="book")
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        pool = runs._pool
+        workers: Any = pool.workers
+
+        async def settle() -> None:
+            facts = pool.runner.driven.stores["r"].writer.facts
+            if any(isinstance(fact, CallStarted) for fact in facts):
+                workers.settle = settles
+                pool.give_up(())
+
+        settles = workers.settle
+        workers.settle = settle
+        handle = await runs.start(*world(effects, [book]), GOAL, run_id="r")
+        result = await handle.result()
+    assert [item.in_doubt for item in result.pending] == [True]
+    assert effects_in(effects) == []
 
 
 async def test_a_call_of_a_frozen_worker_is_in_doubt(
