@@ -560,10 +560,12 @@ class Claims:
         return True
 
     async def park_fault(self, run_id: str, error: Exception) -> None:
-        """Store when a run is tried again, or that it failed; release it."""
+        """Store when a run is tried again, or that it failed; release it, if this worker still owns it."""
+        record = await self.store.record(run_id)
+        if record.owner != self.workers.worker_id:
+            return
         progress, _ = await self._standing(run_id)
         retries, deaths = await self.store.counts(run_id, progress)
-        record = await self.store.record(run_id)
         now = self.clock.now()
         outage = self._outage_of(error)
         if outage is None:
@@ -888,9 +890,11 @@ class WorkerPool:
             finally:
                 self._interrupted.discard(job.run_id)
                 self.runner.driven.together(job.run_id)
-                me = self.workers.worker_id
-                release = partial(self.runner.store.release, job.run_id, me)
-                await self._now_or_later(job.run_id, release)
+                # A change that the store has not taken yet releases it, too.
+                if job.run_id not in self._changing:
+                    me = self.workers.worker_id
+                    release = partial(self.runner.store.release, job.run_id, me)
+                    await self._now_or_later(job.run_id, release)
         raise asyncio.CancelledError
 
     async def _unless_cancelled(self, job: Job[R]) -> Job[R]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from planner_ext.durable import RetryPolicy, Runs, StoreError, sqlite
+from planner_ext.durable.store import JournalStore
 from planner_ext.engine.activation import Activation, ActivationRun
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
 from support.durable import GOAL, PAY, decide_all, world
@@ -93,6 +94,48 @@ async def test_a_fault_of_the_store_is_put_off_once(
         assert (await taken[0].result()).status == "answered"
     tool.close()
     assert caplog.text.count("run a fault") == 1
+
+
+async def test_a_run_whose_fault_is_not_stored_stays_with_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker would take it at once, and the fault would then be stored over that one's claim."""
+    path = tmp_path / "runs.db"
+    failing = world(tmp_path / "effects", [])
+    async with Runs.sqlite(path, poll_seconds=0.02, worker_id="a") as worker:
+        store = worker._pool.claims.store
+        parks = store.park
+        owners: list[str | None] = []
+
+        async def park(run_id: str, **values: Any) -> bool:
+            owners.append((await store.record(run_id)).owner)
+            if len(owners) < 3:
+                raise StoreError("the disk is full")
+            return await parks(run_id, **values)
+
+        monkeypatch.setattr(JournalStore, "park", staticmethod(park))
+        handle = await worker.start(*failing, GOAL, run_id="r")
+        with pytest.raises(Exception, match="script"):
+            await handle.result()
+        async with asyncio.timeout(120):
+            while (await store.record("r")).owner is not None:  # noqa: ASYNC110  (no event says so)
+                await asyncio.sleep(0.01)
+        assert (await store.record("r")).problem
+    assert owners == ["a", "a", "a"]
+
+
+async def test_a_fault_is_not_stored_over_the_claim_of_another_worker(
+    tmp_path: Path,
+) -> None:
+    """Whoever parks a run late, as the store did not answer, leaves it to the worker that has it now."""
+    path = tmp_path / "runs.db"
+    async with Runs.sqlite(path) as worker:
+        store = worker._pool.claims.store
+        await worker.submit(GOAL, run_id="r")
+        assert await store.claim("r", "other", seen=None)
+        await worker._pool.claims.park_fault("r", ValueError("late"))
+        record = await store.record("r")
+    assert (record.owner, record.problem) == ("other", "")
 
 
 @dataclass
