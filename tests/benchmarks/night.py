@@ -619,7 +619,7 @@ _LINES = {
     "in quarantine": "quarantined:",
     "failed": "run [^ ]+ failed:",
     "continued elsewhere": "continues elsewhere",
-    "leases lapsed": "gives up its runs",
+    "leases lapsed": "was not seen for",
     "interrupted by a drain": "interrupted:",
 }
 """What is counted in the workers' log, and by which pattern."""
