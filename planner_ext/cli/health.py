@@ -26,6 +26,9 @@ def answering_probes(address: str, loop: asyncio.AbstractEventLoop) -> Generator
     host, _, port = address.rpartition(":")
 
     class Probe(BaseHTTPRequestHandler):
+        # Else whoever connects and sends nothing keeps a thread.
+        timeout = _PATIENCE_SECONDS
+
         def do_GET(self) -> None:
             turned = threading.Event()
             loop.call_soon_threadsafe(turned.set)

@@ -331,14 +331,12 @@ class Approvals:
             NotAuthorizedError: If ``authorize`` refuses the action ``revoke``, or is
                 missing here: the question has roles, or the run began under a hook.
         """
-        for grant in await self.grants():
-            if grant.id == grant_id:
-                await self._doorkeeper.check_under(
-                    grant.guards, "revoke", grant.run_id, by=by, call=grant.question
-                )
-                return await self._store.revoke(
-                    grant_id, by or "", at=self._clock.now()
-                )
+        now = self._clock.now()
+        for _, grant in read_grants(await self._store.grant(grant_id, now)):
+            await self._doorkeeper.check_under(
+                grant.guards, "revoke", grant.run_id, by=by, call=grant.question
+            )
+            return await self._store.revoke(grant_id, by or "", at=now)
         raise ApprovalRefusedError(
             f"No grant {grant_id!r} holds in this store: it has ended, or never was. List them to see their ids."
         )

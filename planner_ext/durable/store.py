@@ -181,12 +181,11 @@ _EVENT_OF: Mapping[str, str] = {
 }
 """The event of a status; that of any other one at which nothing more runs is
 ``ended``."""
-GRANT_HOLDS = (
-    "revoked_at IS NULL AND expires_at > :at AND (uses IS NULL OR used < uses)"
-)
-_GRANTS = f"""
+_GRANT_MAY_HOLD = "revoked_at IS NULL AND expires_at > :at"
+GRANT_HOLDS = f"{_GRANT_MAY_HOLD} AND (uses IS NULL OR used < uses)"
+_GRANTS = """
     SELECT id, question, terms, decision, given_at, expires_at, used, used_for FROM planner_grants
-    WHERE {GRANT_HOLDS} ORDER BY kind DESC, given_at, id
+    WHERE {which} ORDER BY kind DESC, given_at, id
 """
 _DECIDED = (
     f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
@@ -1008,7 +1007,12 @@ class JournalStore:
 
     async def grants(self, now: float) -> Sequence[Row]:
         """List the rows of the grants that hold: denials first, then the oldest."""
-        return await self._rows(_GRANTS, at=now)
+        return await self._rows(_GRANTS.format(which=GRANT_HOLDS), at=now)
+
+    async def grant(self, grant: str, now: float) -> Sequence[Row]:
+        """Read the row of a grant that was not revoked, also if it is used up: a refused use is given back."""
+        which = f"id = :grant AND {_GRANT_MAY_HOLD}"
+        return await self._rows(_GRANTS.format(which=which), grant=grant, at=now)
 
     async def revoke(self, grant: str, by: str, *, at: float) -> None:
         """Revoke a grant."""

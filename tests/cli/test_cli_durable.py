@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -155,6 +156,20 @@ def test_a_blocked_loop_fails_the_probe(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.raises(HTTPError, match="503"),
     ):
         urlopen(f"http://{address}/")
+
+
+def test_a_client_that_sends_nothing_keeps_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection is closed, and others are answered meanwhile."""
+    monkeypatch.setattr(health, "_PATIENCE_SECONDS", 0.05)
+    with (
+        closing(asyncio.new_event_loop()) as never_run,
+        answering_probes("127.0.0.1:0", never_run) as address,
+    ):
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), LIMIT_SECONDS) as silent:
+            assert silent.recv(1) == b""
 
 
 @pytest.mark.usefixtures("till")

@@ -359,6 +359,34 @@ async def test_a_use_that_the_workers_hook_refuses_is_none(
 
 
 @on_sqlite
+async def test_a_grant_that_is_used_up_can_be_revoked(
+    store: str, tmp_path: Path
+) -> None:
+    """Its last use may be given back by a worker that refuses it: a revoked grant does not come back with it."""
+    allowed = {"ann"}
+
+    def hook(request: DecisionRequest) -> bool:
+        return request.action == "revoke" or request.by in allowed
+
+    given: list[str] = []
+
+    async def revokes(request: DecisionRequest) -> bool:
+        if request.action == "decide" and given:
+            allowed.clear()
+            assert await grants(store) == []
+            async with Approvals.connect(store, authorize=hook) as approvals:
+                await approvals.revoke(given.pop(), by="ann")
+        return True
+
+    both = (revokes, hook)
+    await drive(store, tmp_path, "first", authorize=both)
+    given.append(await give(store, Grant(expires_in=60, uses=1), authorize=hook))
+    assert (await drive(store, tmp_path, "later", authorize=both)).status == "paused"
+    assert await grants(store) == []
+    assert (await drive(store, tmp_path, "third", authorize=both)).status == "paused"
+
+
+@on_sqlite
 async def test_an_edited_call_is_a_new_question(store: str, tmp_path: Path) -> None:
     """A person's edit raises the lead's question: a lead's grant answers it by the edited arguments."""
 
