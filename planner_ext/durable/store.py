@@ -40,6 +40,7 @@ from planner_ext.durable.listing import (
     OPEN,
     PAGE,
     STATUSES,
+    UNFINISHED,
     CallFilters,
     Hold,
     RunFilters,
@@ -576,6 +577,16 @@ class JournalStore:
             statement, now=now, me=me, skip=_listed(skip), limit=limit
         )
         return [record.run_id for record in _read_runs(rows)]
+
+    async def unfinished(self, names: Collection[str]) -> set[str]:
+        """Return which of these runs have not ended."""
+        listed = _LISTED.format(names="names", column="run_id")
+        statuses = ", ".join(map(repr, UNFINISHED))
+        statement = (
+            f"SELECT run_id FROM planner_runs WHERE status IN ({statuses}) AND {listed}"
+        )
+        rows = await self._rows(statement, names=_listed(names))
+        return {str(run_id) for (run_id,) in rows}
 
     async def due(
         self, now: float, dead: Collection[str], *, again_after: float | None = None

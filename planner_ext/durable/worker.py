@@ -103,6 +103,9 @@ _REFUSED_SECONDS = 30.0
 """When to activate a run again that this worker may not drive: another one may have
 done so."""
 
+_MOST_REFUSED = 100
+"""How many refused runs are remembered before those that have ended are looked for."""
+
 _INNOCENT_DEATHS = 2
 """The deaths in a request that do not delay a run."""
 
@@ -671,6 +674,7 @@ class WorkerPool:
     _refused: dict[str, DurablePlanner[Any]] = field(
         default_factory=dict[str, DurablePlanner[Any]]
     )
+    _most_refused: int = field(default_factory=lambda: _MOST_REFUSED)
     _changing: dict[str, asyncio.Task[None]] = field(
         default_factory=dict[str, asyncio.Task[None]]
     )
@@ -980,6 +984,8 @@ class WorkerPool:
     ) -> "list[RunHandle[R]]":
         if self._is_leaving:
             return []
+        if len(self._refused) > self._most_refused:
+            await self._forget_refused()
         refused = [
             run_id for run_id in self._refused if self._is_refused(job_of(run_id))
         ]
@@ -1000,6 +1006,13 @@ class WorkerPool:
                 if record.run_id not in skip and await self._take_examined(record, job):
                     handles.append(RunHandle(self, job))
         return handles
+
+    async def _forget_refused(self) -> None:
+        """Forget refused runs that others have ended, each time that they are twice as many."""
+        unfinished = await self.runner.store.unfinished(self._refused)
+        for run_id in self._refused.keys() - unfinished:
+            del self._refused[run_id]
+        self._most_refused = max(_MOST_REFUSED, 2 * len(self._refused))
 
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
         """Claim a run whose worker died; one that is driven alone is not claimed beside another."""

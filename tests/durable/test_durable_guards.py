@@ -20,7 +20,7 @@ from planner_ext import (
     Deny,
     FunctionInvokingChatCompletion,
 )
-from planner_ext.durable import Approvals, RunRefusedError, Runs
+from planner_ext.durable import Approvals, RunRefusedError, Runs, worker
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import ApprovalSettings, ToolCall
 from planner_ext.iteration import AnswerContext
@@ -230,6 +230,25 @@ async def test_a_worker_that_may_not_drive_a_run_leaves_it_to_one_that_may(
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert effects_in(effects) == ["book 1"]
+
+
+@on_sqlite
+async def test_a_worker_forgets_refused_runs_that_have_ended(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many it refuses while others drive them, as in a rolling deployment: its memory has an end."""
+    monkeypatch.setattr(worker, "_MOST_REFUSED", 3)
+    effects = tmp_path / "effects"
+    guarded = planner_of(interceptors=(no_opinion,))
+    async with open_runs(store) as old, open_runs(store) as new:
+        for number in range(12):
+            await new.submit(GOAL, run_id=f"r{number}", interceptors=[no_opinion])
+            for handle in await old.recover(planner_of(), kernel_of(effects)):
+                with pytest.raises(RunRefusedError):
+                    await handle.result()
+            for handle in await new.recover(guarded, kernel_of(effects)):
+                await handle.result()
+        assert len(old._pool._refused) <= 4
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
