@@ -34,13 +34,8 @@ from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
 from planner_ext.sk.charging.again import check_same_run, continued_messages
-from planner_ext.sk.charging.nested import (
-    Charge,
-    ChargedTextCompletion,
-    ParentRun,
-    charged,
-    current_parent_run,
-)
+from planner_ext.sk.charging.nested import ParentRun, current_parent_run
+from planner_ext.sk.charging.view import Charge, ChargedTextCompletion, charged
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
 from planner_ext.sk.checks import instance_of
 from planner_ext.sk.errors import InvalidSettingsError

@@ -13,7 +13,7 @@ Where is what
 
     a run                 prepared by a door with `prepare` in ``sk/run/context.py``, driven by `Engine.run` in
                           ``engine/engine.py``: `next_action` says what to do, the engine does it and records a fact
-    a kept run            claimed and driven by ``durable/worker.py``, which calls `KeptRun` in ``planner/run.py``; its
+    a kept run            claimed and driven by ``durable/worker.py``, which calls `KeptRun` in ``planner/kept.py``; its
                           journal is written by ``durable/writer.py`` and read by ``durable/store.py``
     a request             sent by `KernelChat.ask` in ``sk/chat/round_trip.py``, with the offer of
                           ``sk/functions/toolset.py``

@@ -26,11 +26,9 @@ from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
     FunctionCallingStepwisePlannerResult,
-    KeptRun,
     PlannerEvent,
     PlannerRun,
     result_of,
-    rules_kept,
     run_started,
 )
 from planner_ext.sk.charging.nested import (
@@ -67,6 +65,7 @@ from planner_ext.sk.run.prompts import (
 
 if TYPE_CHECKING:
     from planner_ext.engine.activation import Activation
+    from planner_ext.planner.kept import KeptRun
     from planner_ext.sk.run.form import ResponseForm
 
 logger = logging.getLogger(__name__)
@@ -385,11 +384,13 @@ class FunctionCallingStepwisePlanner:
         activation: "Activation",
         *,
         arguments: KernelArguments | None = None,
-    ) -> KeptRun:
+    ) -> "KeptRun":
         """@private Prepare a run from a store, to be driven to its next pause or end.
 
         The application's arguments replace the submitted ones, by name.
         """
+        from planner_ext.planner.kept import KeptRun, rules_kept  # noqa: PLC0415  (only for a run from a store)
+
         own = KernelArguments() if arguments is None else arguments
         if not activation.facts:
             self._say_unguarded(kernel)

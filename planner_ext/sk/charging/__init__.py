@@ -6,7 +6,8 @@ Promises
 
 Takes the call of a run, found through a context variable. Never makes a request itself.
 
-    nested          views of the kernel, charged services, and the gate that decides a run's calls
+    nested          the run around, found from its function; the gate that decides a run's calls
+    view            the kernel that a function gets, with charged services
     again           a function that is called again after a run in it waited, with the same runs
     filters         a kernel's approval filters, as a run asks them
     earlier_calls   the functions after whose calls a call comes

@@ -42,7 +42,7 @@ from planner_ext.core.values import Status, frozen
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.engine import Engine, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
-from planner_ext.sk.charging.nested import Charge
+from planner_ext.sk.charging.view import Charge
 from planner_ext.sk.chat.reply import (
     ReplyAssembly,
     accepted_reply,

@@ -44,8 +44,6 @@ from planner_ext.sk.charging.nested import (
     Wrap,
     may_be_called_again,
     refusal_in,
-    view_of,
-    with_own_view,
 )
 from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.functions.execution import (
@@ -212,6 +210,8 @@ class KernelFunctions:
             )
         run = self._start(call, checked, function, state, index)
         if tab is not None and self.wrap is not None and run.tool.asks_model:
+            from planner_ext.sk.charging.view import with_own_view  # noqa: PLC0415  (only where it asks a model)
+
             own = with_own_view(function, tab, self.wrap)
             if own is not function:
                 run.target = runnable(own, run.tool, threads=self.execution.threads)
@@ -372,6 +372,8 @@ class KernelFunctions:
         tab = current_tab()
         kernel = self.kernel
         if tab is not None and self.wrap is not None and tool.asks_model:
+            from planner_ext.sk.charging.view import view_of  # noqa: PLC0415  (only where it asks a model)
+
             kernel = view_of(kernel, tab, self.wrap)
         invocation = invoked(
             run.target, kernel, arguments, run.call.id, observed=run.observed
