@@ -5,6 +5,7 @@ Imports no Semantic Kernel.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -14,10 +15,10 @@ from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
 from planner_ext.cli.edit import edited_value, has_editor
-from planner_ext.cli.parts import drawn_parts
+from planner_ext.cli.parts import drawn_parts, with_note
 from planner_ext.cli.store import opened_client, print_page, print_rows, say, store_name
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
     ApprovalRefusedError,
@@ -26,8 +27,10 @@ from planner_ext.durable import (
     PendingApproval,
 )
 from planner_ext.durable.inputs import SaidMessage
-from planner_ext.readable.parts import MOST_LINES, changes_of, parts_of
+from planner_ext.engine.timeline import Timeline
+from planner_ext.readable.parts import MOST_LINES, changes_of, folded, parts_of
 from planner_ext.readable.text import exact, exact_json, visible
+from planner_ext.timeline.conversation import conversation_of
 
 group = typer.Typer(rich_markup_mode=None)
 
@@ -68,17 +71,24 @@ async def list_pending(args: cli.ListArgs) -> None:
 async def show_pending(
     id: cli.CallId, store: cli.Store, as_json: cli.Json = False
 ) -> None:
-    """Show one call in full: its function and arguments or its question, and its decision.
+    """Show one call in full: its function and arguments or its question, its decision, and its run so far.
 
     Examples:
       planner-ext approvals show order-7/1/call_2 --store runs.db
     """
     async with opened_client(store) as client:
         call = await client.approvals().show(id)
-    if as_json:
-        print(json_document(call.as_dict()))
-    else:
-        _print_whole(Terminal(), call)
+        if as_json:
+            print(json_document(call.as_dict()))
+            return
+        console = Terminal()
+        _print_whole(console, call)
+        try:
+            timeline = (await client.load(call.run_id)).timeline()
+        except PlannerExtError as error:  # the decision binds to the fingerprint
+            console.complain(f"The run cannot be read: {error}")
+            return
+    _print_run(console, timeline)
 
 
 @command(group, exit_codes=EXIT_CODES)
@@ -250,6 +260,29 @@ async def _decide(
         for line in drawn_parts(console, changes):
             console.print_line(line)
     return ExitCode.ANSWERED
+
+
+def _print_run(console: Terminal, timeline: Timeline) -> None:
+    """Print a run's plan and turns; the middle of a long text is folded, as in the inbox."""
+    if timeline.plan:
+        console.print_line(("plan", "dim"))
+        _print_text(console, visible(timeline.plan))
+    for turn in conversation_of(timeline):
+        when = ""
+        if turn.at is not None:
+            when = f", {moment_text(datetime.fromtimestamp(turn.at, UTC))}"
+        console.print_line((f"{turn.speaker}{when}", "dim"))
+        _print_text(console, turn.text)
+        for function, arguments in turn.calls:
+            console.print_line(f"  calls {function}")
+            for line in drawn_parts(console, arguments, most=MOST_LINES):
+                console.print_line(Text("    ") + line)
+
+
+def _print_text(console: Terminal, text: str) -> None:
+    head, middle, tail = folded([Text(line) for line in text.splitlines()])
+    for line in with_note(head, len(middle), tail, "lines"):
+        console.print_line(Text("  ") + line)
 
 
 def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

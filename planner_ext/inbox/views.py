@@ -7,7 +7,7 @@ decides on is cut; the middle of a long one is folded.
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlencode
@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote, urlencode
 from starlette.requests import Request
 
 from planner_ext.approval.decisions import DecisionRecord, digest_of
-from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import frozen
 from planner_ext.durable.listing import Hold
 from planner_ext.durable.records import (
@@ -23,16 +22,16 @@ from planner_ext.durable.records import (
     approval_path,
     question_digest,
 )
-from planner_ext.engine.timeline import Timeline, TimelineMessage
+from planner_ext.engine.timeline import Timeline
 from planner_ext.inbox.forms import Field, drawn_form
 from planner_ext.readable.parts import (
     MOST_LINES,
     Part,
     changes_of,
     parts_of,
-    parts_written,
 )
 from planner_ext.readable.text import exact, exact_json, visible
+from planner_ext.timeline.conversation import Turn, conversation_of
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
 """What is decided; "in doubt" is the outcome of an interrupted call."""
@@ -129,24 +128,6 @@ class Decided:
 
 
 @frozen
-class Turn:
-    """One turn of a conversation.
-
-    Attributes:
-        role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
-        speaker: Its author, such as a function's name.
-        calls: A reply's calls: the function, and its arguments.
-        at: None for messages from the start.
-    """
-
-    role: str
-    speaker: str
-    text: str
-    calls: tuple[tuple[str, tuple[Part, ...]], ...] = ()
-    at: Moment | None = None
-
-
-@frozen
 class ApprovalPage:
     """A call or question with everything that its approver must see.
 
@@ -173,7 +154,7 @@ class ApprovalPage:
     siblings: tuple[Waiting, ...]
     refused: tuple[Decided, ...]
     plan: str
-    conversation: tuple[Turn, ...]
+    conversation: tuple[tuple[Turn, Moment | None], ...]
     unreadable: str = ""
     fields: tuple[Field, ...] = ()
     changes: tuple[Part, ...] | None = None
@@ -472,7 +453,10 @@ def approval_page(
         siblings=tuple(waiting_of(one, now) for one in siblings),
         refused=tuple(_decided(one, now) for one in call.refused),
         plan=visible(timeline.plan),
-        conversation=tuple(conversation_of(timeline, now)),
+        conversation=tuple(
+            (turn, None if turn.at is None else moment_of(turn.at, now))
+            for turn in conversation_of(timeline)
+        ),
         unreadable=visible(unreadable),
         fields=(
             drawn_form(call.parameters, call.arguments) if fields is None else fields
@@ -489,58 +473,6 @@ def approval_page(
 def run_href(run_id: str) -> str:
     """Return the address of a run's page, relative to the application's root."""
     return f"runs/{quote(run_id, safe='')}"
-
-
-def conversation_of(timeline: Timeline, now: float) -> Iterator[Turn]:
-    """List a run's turns, without its plan and the planner's own messages."""
-    for iteration in timeline.iterations[:1]:
-        yield from map(_said, iteration.messages)
-    for iteration in timeline.iterations:
-        if iteration.reply is not None and iteration.number >= 0:
-            calls = tuple(
-                (exact(call.function), parts_written(call.requested))
-                for call in iteration.calls
-            )
-            at = moment_of(iteration.request.ended or 0.0, now)
-            yield Turn(
-                role="assistant",
-                speaker="the model",
-                text=visible(iteration.reply.text),
-                calls=calls,
-                at=at,
-            )
-        for call in iteration.calls:
-            if call.ended is not None and call.function != ASK_USER:
-                at = moment_of(call.ended, now)
-                yield Turn(
-                    role="tool",
-                    speaker=exact(call.function),
-                    text=visible(call.result),
-                    at=at,
-                )
-        for event in iteration.events:
-            if event.kind == "question" and event.answer is not None:
-                at = moment_of(event.at, now)
-                yield Turn(
-                    role="person",
-                    speaker=exact(event.by) or "a person",
-                    text=visible(event.answer),
-                    at=at,
-                )
-
-
-_SPEAKERS = {
-    "system": "instructions",
-    "user": "the user",
-    "assistant": "the model",
-    "tool": "a function",
-}
-
-
-def _said(message: TimelineMessage) -> Turn:
-    role = message.role if message.role in _SPEAKERS else "user"
-    text = "\n".join(filter(None, (message.text, *message.others)))
-    return Turn(role=role, speaker=_SPEAKERS[role], text=visible(text))
 
 
 def _decided(record: DecisionRecord, now: float) -> Decided:

@@ -1,6 +1,7 @@
 """The command line shows who decided what, and which decisions were refused."""
 
 import json
+import re
 
 import pytest
 
@@ -54,6 +55,10 @@ def test_every_command_says_who_decided_what_and_what_was_refused(
     assert "by 'ann'" in refused[1]["refused"]
     words = command("approvals", "show", CALL, *STORE).out
     assert "approve by ann" in words
+    run_so_far = (
+        r"\nthe user\n.*\nthe model, .*\n  calls shop-refund\n    order: A-1007"
+    )
+    assert re.search(run_so_far, words, re.DOTALL) is not None
     assert "in place of" in words
     assert "deny by bo" in words
 

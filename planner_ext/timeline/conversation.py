@@ -1,0 +1,75 @@
+"""A run so far, as a conversation: what a person reads who decides a call of it. All texts are fully visible."""
+
+from collections.abc import Iterator
+
+from planner_ext.core.state import ASK_USER
+from planner_ext.core.values import frozen
+from planner_ext.engine.timeline import Timeline, TimelineMessage
+from planner_ext.readable.parts import Part, parts_written
+from planner_ext.readable.text import exact, visible
+
+_SPEAKERS = {
+    "system": "instructions",
+    "user": "the user",
+    "assistant": "the model",
+    "tool": "a function",
+}
+
+
+@frozen
+class Turn:
+    """One turn of a conversation.
+
+    Attributes:
+        role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
+        speaker: Its author, such as a function's name.
+        calls: A reply's calls: the function, and its arguments.
+        at: In seconds since the epoch; None for messages from the start.
+    """
+
+    role: str
+    speaker: str
+    text: str
+    calls: tuple[tuple[str, tuple[Part, ...]], ...] = ()
+    at: float | None = None
+
+
+def conversation_of(timeline: Timeline) -> Iterator[Turn]:
+    """List a run's turns, without its plan and the planner's own messages."""
+    for iteration in timeline.iterations[:1]:
+        yield from map(_said, iteration.messages)
+    for iteration in timeline.iterations:
+        if iteration.reply is not None and iteration.number >= 0:
+            calls = tuple(
+                (exact(call.function), parts_written(call.requested))
+                for call in iteration.calls
+            )
+            yield Turn(
+                role="assistant",
+                speaker="the model",
+                text=visible(iteration.reply.text),
+                calls=calls,
+                at=iteration.request.ended or 0.0,
+            )
+        for call in iteration.calls:
+            if call.ended is not None and call.function != ASK_USER:
+                yield Turn(
+                    role="tool",
+                    speaker=exact(call.function),
+                    text=visible(call.result),
+                    at=call.ended,
+                )
+        for event in iteration.events:
+            if event.kind == "question" and event.answer is not None:
+                yield Turn(
+                    role="person",
+                    speaker=exact(event.by) or "a person",
+                    text=visible(event.answer),
+                    at=event.at,
+                )
+
+
+def _said(message: TimelineMessage) -> Turn:
+    role = message.role if message.role in _SPEAKERS else "user"
+    text = "\n".join(filter(None, (message.text, *message.others)))
+    return Turn(role=role, speaker=_SPEAKERS[role], text=visible(text))
