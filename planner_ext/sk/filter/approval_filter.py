@@ -39,7 +39,7 @@ from planner_ext.approval.decisions import (
     ToolCall,
     approval_required,
 )
-from planner_ext.core.accounts import Tab, current_tab
+from planner_ext.core.accounts import current_tab
 from planner_ext.core.errors import InvalidLimitError, require, shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Newest
@@ -56,6 +56,7 @@ from planner_ext.sk.charging.filters import (
     refuse_without_store,
     tool_call,
 )
+from planner_ext.sk.charging.nested import tab_in
 from planner_ext.sk.checks import check_returns
 from planner_ext.sk.errors import DecisionRefusedError, InvalidOptionError
 from planner_ext.sk.filter.waiting_results import (
@@ -516,7 +517,8 @@ def _described(
     values = cast("dict[str, Any]", context.arguments)
     if tool.refusal:
         return InvalidArguments(message=tool.refusal)
-    if tool.unasked and not in_run and not _is_view(context.kernel):
+    # In a view of a kernel the run's gate passes the value itself.
+    if tool.unasked and not in_run and tab_in(context.kernel) is None:
         return InvalidArguments(
             message=_INJECTS.format(tool.name, ", ".join(sorted(tool.unasked)))
         )
@@ -539,11 +541,6 @@ def _described(
         signature=tool.signature if in_run else "",
         after=before_call(context, current_tab(), in_run=in_run),
     )
-
-
-def _is_view(kernel: Kernel) -> bool:
-    """Whether a kernel is a view inside a call, whose run's gate runs the function itself."""
-    return isinstance(getattr(kernel.services, "tab", None), Tab)
 
 
 def _given(content: FunctionCallContent) -> dict[str, Any] | None:

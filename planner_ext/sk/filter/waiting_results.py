@@ -58,13 +58,11 @@ class WaitingResult:
 
     Attributes:
         item: The result in the history.
-        signature: The function's parameters when it was asked about.
         place: The call's place in the conversation.
     """
 
     item: FunctionResultContent
     pending: ToolCall
-    signature: str
     call: FunctionCallContent
     place: str
     question: Defer
@@ -161,7 +159,7 @@ def _approved(
         raise DecisionRefusedError(
             f"{called} was to run, and this kernel has no such function. Resume with the kernel it was asked for."
         ) from error
-    if not takes_no_more(waiting.signature, tool_of(function).signature):
+    if not takes_no_more(pending.signature, tool_of(function).signature):
         raise DecisionRefusedError(
             f"The call {name!r} is no longer what was asked about: the parameters of {called} changed. "
             "Deny it, or resume with the kernel it was asked for."
@@ -274,13 +272,14 @@ def _waiting_result(
                 fully_qualified_name=function,
                 arguments=arguments,
                 fingerprint=fingerprint,
+                signature=signature,
                 prompt=prompt,
                 roles=tuple(cast("list[str]", mark.get("roles", ()))),
             )
             question = Defer(
                 prompt, roles=pending.roles, source=str(mark.get("source", ""))
             )
-            return WaitingResult(item, pending, signature, content, place, question)
+            return WaitingResult(item, pending, content, place, question)
         case _:
             return None
 
