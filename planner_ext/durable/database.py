@@ -19,7 +19,7 @@ from typing import ClassVar, Protocol, TypeAlias
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.core.values import frozen
 from planner_ext.durable.errors import StoreError, without_passwords
-from planner_ext.engine.log import one_line
+from planner_ext.engine.log import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Waits:
             waited = time.monotonic() - since
             if waited >= _LOGGED_SECONDS and not self._is_logged:
                 self._is_logged = True
-                problem = without_passwords(one_line(error), self._url)
+                problem = without_passwords(escaped(error), self._url)
                 logger.warning("The store cannot be used, its work waits: %s", problem)
             return waited < self.patience
 

@@ -27,7 +27,7 @@ from planner_ext.core.values import frozen
 from planner_ext.durable.database import Execute, Value
 from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.concurrency import in_thread
-from planner_ext.engine.log import one_line
+from planner_ext.engine.log import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -284,7 +284,7 @@ class LeasedWorkers:
                     logger.warning(
                         "The heartbeat of worker %s fails: %s",
                         self.worker_id,
-                        one_line(error),
+                        escaped(error),
                     )
                 failed = True
                 self._wake.wait(self._interval)

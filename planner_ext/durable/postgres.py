@@ -51,7 +51,7 @@ from planner_ext.durable.errors import (
     without_passwords,
 )
 from planner_ext.engine.concurrency import end_tasks
-from planner_ext.engine.log import one_line
+from planner_ext.engine.log import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -462,7 +462,7 @@ class PostgresWorkers:
                         self.hinted.set()
             except (psycopg.Error, OSError) as error:
                 logger.warning(
-                    "The session of worker %r was lost: %s", self.name, one_line(error)
+                    "The session of worker %r was lost: %s", self.name, escaped(error)
                 )
             self._is_held = False
             await self._connection.close()

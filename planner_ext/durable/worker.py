@@ -81,7 +81,7 @@ from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter, say_to
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import contained_task, end_tasks, streams
-from planner_ext.engine.log import log_run, one_line
+from planner_ext.engine.log import escaped, log_run
 from planner_ext.engine.ports import (
     Clock,
     Event,
@@ -329,7 +329,7 @@ class Runner:
         log_run(
             logging.WARNING,
             run_id,
-            f"call {one_line(refused.key)} waits again: {one_line(error)}",
+            f"call {escaped(refused.key)} waits again: {escaped(error)}",
         )
         await self.store.reopen(
             refused.key, problem, decision=text, grant=refused.grant, at=refused.at
@@ -505,7 +505,7 @@ class Claims:
         ):
             if record.owner is not None:
                 TAKEOVERS.add(1)
-                died = f"worker {one_line(record.owner)} is gone, death {examined.deaths} of {examined.most}"
+                died = f"worker {escaped(record.owner)} is gone, death {examined.deaths} of {examined.most}"
                 log_run(logging.WARNING, record.run_id, f"taken over: {died}")
             return True
         self.driven.together(record.run_id)
@@ -537,7 +537,7 @@ class Claims:
             log_run(
                 logging.WARNING,
                 run_id,
-                f"death {examined.deaths} of {examined.most}: {one_line(problem)}",
+                f"death {examined.deaths} of {examined.most}: {escaped(problem)}",
             )
 
     def _most_deaths(self, calls: str) -> int:
@@ -558,7 +558,7 @@ class Claims:
             log_run(
                 logging.ERROR,
                 examined.record.run_id,
-                f"quarantined: {one_line(problem)}",
+                f"quarantined: {escaped(problem)}",
             )
         return True
 
@@ -584,7 +584,7 @@ class Claims:
             endpoint, _ = outage
             self.outages.forget(await self.store.retried_at())
             delay = min(left, self.outages.delay(endpoint, now - since))
-            next_try = f"waits for {one_line(endpoint)}, next try"
+            next_try = f"waits for {escaped(endpoint)}, next try"
         parked = await self._park(
             Examined(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
@@ -594,7 +594,7 @@ class Claims:
             outage_at=None if failed else since,
         )
         if parked and failed:
-            log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
+            log_run(logging.ERROR, run_id, f"failed: {escaped(error)}")
         elif parked:
             if outage is None:
                 RETRIES.add(1)
@@ -880,13 +880,13 @@ class WorkerPool:
                 return await self._drive_here(job, claim)
             except RunFencedError as error:
                 log_run(
-                    logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}"
+                    logging.INFO, job.run_id, f"continues elsewhere: {escaped(error)}"
                 )
                 job = await self._unless_cancelled(job)
             except (*_REFUSALS, InvalidDecisionError):
                 raise
             except Exception as error:
-                fault = one_line(described(error))
+                fault = escaped(described(error))
                 log_run(logging.WARNING, job.run_id, f"fault {fault}")
                 park = partial(self.claims.park_fault, job.run_id, error)
                 await self._now_or_later(job.run_id, park)
@@ -939,7 +939,7 @@ class WorkerPool:
                 log_run(
                     logging.ERROR,
                     job.run_id,
-                    f"left to another worker: {one_line(error)}",
+                    f"left to another worker: {escaped(error)}",
                 )
             self._refused[job.run_id] = job.planner
             raise

@@ -54,11 +54,11 @@ def is_set(provider: object) -> bool:
 
 
 def log_run(level: int, run_id: str, event: str) -> None:
-    """Log an event of a run; foreign texts in it have passed `one_line`."""
-    logger.log(level, "run %s %s", one_line(run_id), event)
+    """Log an event of a run; foreign texts in it have passed `escaped`."""
+    logger.log(level, "run %s %s", escaped(run_id), event)
 
 
-def one_line(text: object) -> str:
+def escaped(text: object) -> str:
     """Cut a text, and escape what is not printable in it, line ends included."""
     given = text_of(text)
     cut = given if len(given) <= _LONGEST else f"{given[:_LONGEST]}..."
@@ -85,16 +85,16 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
         case Paused():
             return [(logging.INFO, f"paused: {_waiting_text(state)}")]
         case CallDecided() if (decided := _decided_text(fact)) is not None:
-            by = f" by {one_line(fact.by)}" if fact.by else ""
+            by = f" by {escaped(fact.by)}" if fact.by else ""
             is_rule = fact.verdict == "run" and not fact.person
             return [
                 (
                     logging.DEBUG if is_rule else logging.INFO,
-                    f"call {one_line(fact.function)} {decided}{by}",
+                    f"call {escaped(fact.function)} {decided}{by}",
                 )
             ]
         case Clarified(answer=str()) | Clarified(denied=str()):
-            by = f" by {one_line(fact.by)}" if fact.by else ""
+            by = f" by {escaped(fact.by)}" if fact.by else ""
             return [
                 (
                     logging.INFO,
@@ -106,7 +106,7 @@ def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
             return (
                 [end]
                 if fact.limit is None
-                else [(logging.WARNING, f"limit {one_line(fact.limit)} reached"), end]
+                else [(logging.WARNING, f"limit {escaped(fact.limit)} reached"), end]
             )
         case _:
             return ()
@@ -150,5 +150,5 @@ def _ended_text(state: State, fact: Ended) -> str:
     return (
         text
         if fact.status != "stopped" or not fact.reason
-        else f"{text}; {one_line(fact.reason)}"
+        else f"{text}; {escaped(fact.reason)}"
     )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from planner_ext.durable.runs import Runs
-from planner_ext.engine.log import one_line
+from planner_ext.engine.log import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ async def dispatch(
             if not failing:
                 logger.warning(
                     "Due runs wait, they cannot be handed to the engine: %s",
-                    one_line(error),
+                    escaped(error),
                 )
             failing = True
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -34,7 +34,7 @@ from planner_ext.durable.notices import RunNotice
 from planner_ext.durable.runs import Runs
 from planner_ext.durable.worker import Next
 from planner_ext.engine.concurrency import end_tasks
-from planner_ext.engine.log import one_line
+from planner_ext.engine.log import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -230,5 +230,5 @@ def _without_text() -> Generator[None]:
     except PlannerExtError as error:
         name = type(error).__name__
         is_final = not isinstance(error, StoreError)
-        logger.warning("A look at a run failed: %s", one_line(error))
+        logger.warning("A look at a run failed: %s", escaped(error))
         raise ApplicationError(name, type=name, non_retryable=is_final) from None
