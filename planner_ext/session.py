@@ -36,7 +36,7 @@ from semantic_kernel.exceptions import ServiceInvalidExecutionSettingsError
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import ReadByKey
-from planner_ext.core.errors import shown, suggests_names
+from planner_ext.core.errors import require, shown, suggests_names
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count, least
 from planner_ext.core.values import frozen
@@ -275,15 +275,13 @@ class AutomaticToolUseConfig:
     max_tool_calls: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionError(
-                f"AutomaticToolUseConfig.enabled must be True or False; got {shown(self.enabled)}."
-            )
-        if not is_count(self.max_tool_calls, least=0):
-            problem = (
-                f"must be a whole number, 0 or more; got {shown(self.max_tool_calls)}."
-            )
-            raise InvalidOptionError(f"AutomaticToolUseConfig.max_tool_calls {problem}")
+        enabled = self.enabled
+        fits = isinstance(enabled, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        require("AutomaticToolUseConfig.enabled", fits, "True or False", enabled)
+        most = self.max_tool_calls
+        fits = is_count(most, least=0)
+        name = "AutomaticToolUseConfig.max_tool_calls"
+        require(name, fits, "a whole number, 0 or more", most)
 
 
 _CLOSED_LOOP = AutomaticToolUseConfig()

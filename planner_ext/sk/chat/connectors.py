@@ -1,35 +1,29 @@
-"""What Semantic Kernel's connectors, and the providers behind them, take."""
+"""What Semantic Kernel's connectors, and the providers behind them, refuse or lose of a conversation.
+
+One table, by the module of a connector's class, so that no SDK need be installed. A
+connector that is not in it gets messages as they are.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Final, Literal
 
-from semantic_kernel.contents import (
-    AuthorRole,
-    ChatMessageContent,
-)
+from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.values import frozen
 
-_SYSTEM = AuthorRole.SYSTEM
-
 _USER = AuthorRole.USER
-
 _ASSISTANT = AuthorRole.ASSISTANT
-
 _TOOL = AuthorRole.TOOL
 
 _Turn = tuple[AuthorRole | None, AuthorRole | None]
 """The roles of two neighbouring messages; None is the start or the end."""
 
 _CONTINUE = (ChatMessageContent(role=_USER, content="Please continue."),)
-
 _NOTED = (ChatMessageContent(role=_ASSISTANT, content="OK."),)
-
 _RESULTS = frozenset({(_TOOL, _TOOL)})
-
 _ROLES = _RESULTS | {(_USER, _USER), (_ASSISTANT, _ASSISTANT)}
 
 

@@ -172,10 +172,7 @@ def _unfit(error: ValidationError) -> InvalidSettingsError:
     )
 
 
-# What each connector refuses or loses of a conversation, and what is sent because of it.
-#
-# One table, by the module of a connector's class, so that no SDK need be installed. The messages of a run stay as they
-# are: only the copy that is sent differs. A connector that is not in the table gets messages as they are.
+# What is sent where a connector refuses or loses a part of a conversation.
 
 NO_FUNCTION = KernelFunctionMetadata(
     name="no_function_is_left",

@@ -22,9 +22,6 @@ from planner_ext.core.values import frozen
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.functions.conversion import UnfitError, check_exponents
 
-ResponseFormat = type[BaseModel] | Mapping[str, Any]
-"""A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it."""
-
 _PROBLEMS = 5
 """The number of problems of one answer that the model reads."""
 
