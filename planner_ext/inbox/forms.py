@@ -1,14 +1,16 @@
 """The form that edits a call's arguments: drawn from the parameters, read back as arguments.
 
-An unchanged field keeps its exact value. A value that a plain field cannot hold, such
-as an object or a text with invisible characters, is edited as JSON.
+An unchanged field keeps its exact value. An object whose schema names its parts is a
+form of its own. A value that a plain field cannot hold, such as a list of objects or a
+text with invisible characters, is edited as JSON.
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from typing import Any, Literal, TypeAlias, cast
 
 from planner_ext.core.values import frozen
@@ -16,23 +18,25 @@ from planner_ext.engine.schemas import argument_problem, read_json
 from planner_ext.readable.text import exact, is_shown_whole, visible
 
 FieldKind: TypeAlias = Literal[
-    "text", "number", "integer", "boolean", "choice", "texts", "numbers", "json"
+    *("text", "number", "integer", "boolean", "choice", "date", "object"),
+    *("texts", "numbers", "json"),
 ]
-"""``texts`` and ``numbers`` have one item a line, ``json`` is any value."""
+"""``texts`` and ``numbers`` have one item a line, ``object`` has fields, ``json`` is any value."""
 
 
 @frozen
 class Field:
-    """One argument in a form.
+    """One argument in a form, or one part of an argument that is an object.
 
     Attributes:
         key: The name of the form's field.
         name: The parameter; "" if all arguments are edited as one JSON object.
-        help: The parameter's description.
+        help: The parameter's description, and what its values are bound to.
         required: An optional argument may be blank.
         value: The call's argument, or the person's input.
         choices: The values of a choice, as JSON texts.
         problem: Why the input is not valid, or "".
+        fields: The parts of an ``object``.
     """
 
     key: str
@@ -43,6 +47,7 @@ class Field:
     value: str = ""
     choices: tuple[str, ...] = ()
     problem: str = ""
+    fields: "tuple[Field, ...]" = ()
 
     @property
     def label(self) -> str:
@@ -51,29 +56,28 @@ class Field:
 
 
 def drawn_form(
-    parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any]
+    parameters: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    key: str = "argument",
 ) -> tuple[Field, ...]:
     """Draw a call's form: a field for each parameter, and for each other argument.
 
     Args:
         parameters: JSON schema of the function's parameters, if known.
         arguments: The call's arguments.
+        key: With what the names of the fields begin.
     """
     known = None if parameters is None else parameters.get("properties")
     if not isinstance(known, Mapping):
-        return (
-            Field(
-                key="argument", name="", kind="json", value=_as_json(dict(arguments))
-            ),
-        )
+        return (Field(key=key, name="", kind="json", value=_as_json(dict(arguments))),)
     schemas = cast("Mapping[str, Any]", known)
     names = [*schemas, *(name for name in arguments if name not in schemas)]
     required = cast("Mapping[str, Any]", parameters).get("required") or ()
     return tuple(
         _field(
-            f"argument-{place}",
+            f"{key}-{place}",
             name,
-            schemas.get(name),
+            _unwrapped(schemas.get(name)),
             arguments,
             required=name in required,
         )
@@ -96,9 +100,26 @@ def read_form(
     Returns:
         The arguments, the form with the input, and the problem, or "".
     """
+    given, fields = _read_fields(drawn_form(parameters, arguments), arguments, typed)
+    problem = "; ".join(_problems(fields))
+    if not problem and parameters is not None:
+        problem = argument_problem(parameters, given)
+    return given, fields, problem
+
+
+def _read_fields(
+    drawn: tuple[Field, ...], arguments: Mapping[str, Any], typed: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[Field, ...]]:
     given: dict[str, Any] = {}
     fields: list[Field] = []
-    for field in drawn_form(parameters, arguments):
+    for field in drawn:
+        if field.kind == "object":
+            before = arguments.get(field.name) or {}
+            inner, parts = _read_fields(field.fields, before, typed)
+            if inner or field.required or before:
+                given[field.name] = inner
+            fields.append(replace(field, fields=parts))
+            continue
         text = typed.get(field.key, field.value)
         problem = ""
         try:
@@ -106,76 +127,83 @@ def read_form(
         except ValueError as error:
             problem = str(error)
         fields.append(replace(field, value=text, problem=problem))
-    wrong = [
-        f"{field.name or 'The arguments'}: {field.problem}"
-        for field in fields
-        if field.problem
-    ]
-    if (
-        not wrong
-        and parameters is not None
-        and (problem := argument_problem(parameters, given))
-    ):
-        wrong = [problem]
-    return given, tuple(fields), "; ".join(wrong)
+    return given, tuple(fields)
+
+
+def _problems(fields: tuple[Field, ...]) -> Iterator[str]:
+    for field in fields:
+        yield from _problems(field.fields)
+        if field.problem:
+            yield f"{field.name or 'The arguments'}: {field.problem}"
 
 
 def _field(
-    key: str, name: str, schema: Any, arguments: Mapping[str, Any], *, required: bool
+    key: str,
+    name: str,
+    schema: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    required: bool,
 ) -> Field:
-    described = cast("Mapping[str, Any]", schema if isinstance(schema, Mapping) else {})
     value = arguments.get(name)
-    has = name in arguments
-    kind, choices = _kind_of(described, value, has=has)
-    shown = "" if not has or value is None else _WRITERS.get(kind, _as_json)(value)
-    about = described.get("description")
-    text = visible(about) if isinstance(about, str) else ""
+    kind, choices = _kind_of(schema, value)
+    about = schema.get("description")
+    bounds = (
+        f"{words} {schema[one]}" for one, words in _BOUNDS.items() if one in schema
+    )
+    texts = (visible(about) if isinstance(about, str) else "", exact("; ".join(bounds)))
     return Field(
         key=key,
         name=name,
         kind=kind,
-        help=text,
+        help=" · ".join(filter(None, texts)),
         required=required,
-        value=shown,
+        value="" if value is None else _WRITERS.get(kind, _as_json)(value),
         choices=choices,
+        fields=drawn_form(schema, value or {}, key) if kind == "object" else (),
     )
 
 
+def _unwrapped(schema: object) -> Mapping[str, Any]:
+    """Return the schema of a value that may be null without that."""
+    own = cast("Mapping[str, Any]", schema if isinstance(schema, Mapping) else {})
+    options = own.get("anyOf")
+    if not isinstance(options, list):
+        return own
+    listed = cast("list[Mapping[str, Any]]", options)
+    others = [
+        one for one in listed if isinstance(one, Mapping) and one.get("type") != "null"
+    ]
+    return {**others[0], **own} if len(others) == 1 else own
+
+
 def _kind_of(
-    schema: Mapping[str, Any], value: Any, *, has: bool
+    schema: Mapping[str, Any], value: Any
 ) -> tuple[FieldKind, tuple[str, ...]]:
     """Choose the kind of field that can hold the value faithfully, and its choices."""
     choices = schema.get("enum")
     if isinstance(choices, list) and all(map(_is_scalar, cast("list[Any]", choices))):
         texts = tuple(_as_json(one) for one in cast("list[Any]", choices))
-        if not has or value is None or _as_json(value) in texts:
+        if value is None or _as_json(value) in texts:
             return "choice", texts
         return "json", ()
     type_ = _type_of(schema)
     if type_ == "array":
         type_ = f"array of {_type_of(schema.get('items'))}"
     kind: FieldKind = _KINDS.get(type_, "json")
-    return (kind if not has or value is None or _HOLDS[kind](value) else "json"), ()
+    if schema.get("format") == "date" and kind == "text":
+        kind = "date"
+    if type_ == "object" and isinstance(schema.get("properties"), Mapping):
+        kind = "object"
+    return (kind if value is None or _HOLDS[kind](value) else "json"), ()
 
 
 def _type_of(schema: object) -> str:
     """Return the one type of a schema besides null; "" without exactly one."""
-    said = cast("Mapping[str, object]", schema if isinstance(schema, Mapping) else {})
-    types = said.get("type")
-    if isinstance(options := said.get("anyOf"), list):
-        types = [
-            _type_of(one) for one in cast("list[object]", options) if not _is_null(one)
-        ]
+    types = _unwrapped(schema).get("type")
     listed = cast("list[object]", types if isinstance(types, list) else [types])
     names = {one for one in listed if isinstance(one, str)} - {"null"}
     return names.pop() if len(names) == 1 else ""
-
-
-def _is_null(schema: object) -> bool:
-    return (
-        isinstance(schema, Mapping)
-        and cast("Mapping[str, object]", schema).get("type") == "null"
-    )
 
 
 def _is_scalar(value: Any) -> bool:
@@ -202,6 +230,25 @@ def _as_json(value: Any) -> str:
     return written if is_shown_whole(written) else json.dumps(value, indent=indent)
 
 
+def _is_date(value: Any) -> bool:
+    with suppress(ValueError, TypeError):
+        return date.fromisoformat(value).isoformat() == value
+    return False
+
+
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+    "multipleOf": "a multiple of",
+    "minLength": "characters: at least",
+    "maxLength": "characters: at most",
+    "minItems": "items: at least",
+    "maxItems": "items: at most",
+    "format": "format:",
+}
+"""How the bounds of a value are said."""
 _KINDS: dict[str, FieldKind] = {
     "string": "text",
     "integer": "integer",
@@ -213,6 +260,8 @@ _KINDS: dict[str, FieldKind] = {
 }
 _HOLDS: dict[FieldKind, Callable[[Any], bool]] = {
     "text": _is_plain,
+    "date": _is_date,
+    "object": lambda value: isinstance(value, dict),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "number": _is_number,
     "boolean": lambda value: isinstance(value, bool),
@@ -226,6 +275,8 @@ _HOLDS: dict[FieldKind, Callable[[Any], bool]] = {
 }
 _WRITERS: dict[FieldKind, Callable[[Any], str]] = {
     "text": str,
+    "date": str,
+    "object": lambda _: "",
     "texts": "\n".join,
     "numbers": lambda value: "\n".join(map(_as_json, value)),
 }
@@ -279,6 +330,7 @@ def _lines(text: str) -> list[str]:
 
 _READERS: dict[FieldKind, Callable[[str], Any]] = {
     "text": str,
+    "date": str,
     "integer": _read_integer,
     "number": _read_number,
     "texts": _lines,

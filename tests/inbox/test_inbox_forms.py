@@ -221,3 +221,67 @@ def test_an_untouched_form_changes_nothing(arguments: dict[str, Any]) -> None:
         assert read == arguments and repr(read) == repr(
             {name: arguments[name] for name in read}
         )
+
+
+ORDER: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "to": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {
+                        "street": {"type": "string"},
+                        "zip": {"type": "integer", "minimum": 1},
+                        "inner": {
+                            "type": "object",
+                            "properties": {"floor": {"type": "integer"}},
+                        },
+                    },
+                    "required": ["street"],
+                },
+                {"type": "null"},
+            ],
+            "description": "Where to.",
+        },
+        "on": {"type": "string", "format": "date"},
+        "speed": {"anyOf": [{"enum": ["slow", "fast"]}, {"type": "null"}]},
+    },
+}
+
+
+def test_an_object_is_a_form_of_its_own() -> None:
+    """At any depth: an unchanged part keeps its exact value, a changed one has its type, a wrong one is named."""
+    arguments = {"to": {"street": "x", "zip": 2.0}, "on": "2026-11-22"}
+    fields = by_name(drawn_form(ORDER, arguments))
+    assert [field.kind for field in fields.values()] == ["object", "date", "choice"]
+    parts = by_name(fields["to"].fields)
+    assert (parts["zip"].value, parts["inner"].kind) == ("2.0", "object")
+    assert parts["zip"].help == "at least 1"
+    typed_ = {parts["street"].key: "y", fields["on"].key: "2026-12-01"}
+    given, _, problem = read_form(ORDER, arguments, typed_)
+    assert (problem, given) == (
+        "",
+        {"to": {"street": "y", "zip": 2.0}, "on": "2026-12-01"},
+    )
+    floor = parts["inner"].fields[0].key
+    given, _, problem = read_form(ORDER, arguments, {floor: "3"})
+    assert given["to"]["inner"] == {"floor": 3}
+    _, _, problem = read_form(ORDER, arguments, {floor: "high"})
+    assert problem == "floor: expected a whole number, such as 7"
+    _, _, problem = read_form(ORDER, arguments, {parts["zip"].key: "0"})
+    assert problem.startswith('"to": ')
+
+
+def test_an_object_that_is_not_given_may_stay_so() -> None:
+    """Its fields are blank; unless one is filled in, the argument is left to the function's default."""
+    assert read_form(ORDER, {}, {}) == ({}, drawn_form(ORDER, {}), "")
+    street = by_name(by_name(drawn_form(ORDER, {}))["to"].fields)["street"]
+    given, _, problem = read_form(ORDER, {}, {street.key: "z"})
+    assert (problem, given) == ("", {"to": {"street": "z"}})
+
+
+def test_a_value_that_is_no_date_is_edited_as_json() -> None:
+    """A browser's field for dates would drop it."""
+    fields = by_name(drawn_form(ORDER, {"on": "tomorrow"}))
+    assert (fields["on"].kind, fields["on"].value) == ("json", '"tomorrow"')

@@ -430,6 +430,8 @@ def _declared(function: KernelFunction) -> tuple[Any, ...] | None:
 
 
 def _described(function: KernelFunction, method: Any) -> Tool:
+    from planner_ext.sk.functions.shown import shown_schema  # noqa: PLC0415  (not before there is a function)
+
     of_method = isinstance(function, KernelFunctionFromMethod)
     effect = effect_of(function)
     filled = injected(function)
@@ -469,24 +471,14 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
-        schema=_json(_explained(offer["function"], defaults), ensure_ascii=True),
-        offer=_json(offer, ensure_ascii=False),
+        schema=shown_schema(method, offer["function"], defaults),
+        offer=_json(offer),
         blocks=of_method and not _is_lazy(method),
         restarts=effect is not None and effect.kind != "once",
         asks_model=not of_method
         or not hidden.isdisjoint(("kernel", "service"))
         or agent_of(method) is not None,
     )
-
-
-def _explained(offer: Any, defaults: Mapping[str, str]) -> dict[str, Any]:
-    """Add the function's description and the defaults to the schema of its parameters."""
-    schema = offer["parameters"]
-    properties: dict[str, Any] = {**schema["properties"]}
-    for name, default in defaults.items():
-        if properties.get(name) is not None:  # it may have no schema
-            properties[name] = {**properties[name], "default": json.loads(default)}
-    return {**schema, "properties": properties, "description": offer["description"]}
 
 
 def agent_of(method: Any) -> Any:
@@ -562,10 +554,10 @@ def _payload_names(properties: Iterable[Any], prefix: str) -> Iterator[str]:
             yield from (str(one.name), f"{prefix}{one.name}")
 
 
-def _json(value: Any, *, ensure_ascii: bool) -> str:
+def _json(value: Any) -> str:
     try:
         return json.dumps(
-            value, separators=(",", ":"), allow_nan=False, ensure_ascii=ensure_ascii
+            value, separators=(",", ":"), allow_nan=False, ensure_ascii=False
         )
     except (TypeError, ValueError, RecursionError):
         return ""
