@@ -257,17 +257,32 @@ class RunsClient:
             self._store, run_id, by=by, reason=reason, clock=self._clock
         )
 
-    async def retry(self, run_id: str, *, by: str = "") -> bool:
-        """Let a worker continue a run that failed or is in quarantine; False if it is neither.
+    async def retry(
+        self, run_id: str, *, budget: Budget | None = None, by: str = ""
+    ) -> bool:
+        """Let a worker continue a run that failed or is in quarantine; with a budget, also one that has ended.
 
         Its first request is sent even if the worker waits for the endpoint.
+
+        Args:
+            run_id: The run.
+            budget: Replaces all limits; what the run spent so far still counts. It
+                continues a run that reached a limit, was stopped, or is a fork.
+            by: Who retries it, for the record and the hook, which is asked for
+                ``retry``, or ``resume`` with a budget.
+
+        Returns:
+            False if the run has another status, or was answered; nothing changed.
 
         Raises:
             UnknownRunError: If the store has no such run.
             NotAuthorizedError: If the ``authorize`` hook refuses, or is missing here.
+            PlannerInvalidConfigurationError: If the budget cannot be stored.
         """
-        await self._check("retry", run_id, by)
-        if await self._store.revive(run_id, at=self._clock.now()):
+        at = self._clock.now()
+        text = None if budget is None else new_budget_text(budget, by=by, at=at)
+        await self._check("retry" if text is None else "resume", run_id, by)
+        if await self._store.revive(run_id, at=at, budget=text):
             return True
         await self._store.record(run_id)  # says that there is no such run
         return False

@@ -739,9 +739,17 @@ class JournalStore:
         rows = await self.database.transact((statement, values), *told)
         return bool(rows[0])
 
-    async def revive(self, run_id: str, *, at: float) -> bool:
-        """Set a failed or quarantined run to running, and note when; False if it is neither."""
-        chosen = "WHERE run_id = :run_id AND status IN ('failed', 'quarantined')"
+    async def revive(
+        self, run_id: str, *, at: float, budget: str | None = None
+    ) -> bool:
+        """Set a failed or quarantined run to running, and note when; with a new budget also one that has ended.
+
+        False if it has another status, or was answered.
+        """
+        chosen = """
+            WHERE run_id = :run_id AND (status IN ('failed', 'quarantined') OR CAST(:budget AS TEXT) IS NOT NULL
+                                        AND status IN ('incomplete', 'limit_reached', 'stopped'))
+        """
         note = f"""
             INSERT INTO planner_settings (name, value) SELECT 'retried', :value FROM planner_runs {chosen}
             ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value
@@ -749,10 +757,11 @@ class JournalStore:
         revive = f"""
             UPDATE planner_runs
             SET status = 'running', wake_at = NULL, outage_at = NULL, problem = NULL, retries = 0, deaths = 0,
-                updated_at = :at
+                new_budget = COALESCE(:budget, new_budget), updated_at = :at
             {chosen} RETURNING run_id
         """
         values: dict[str, Value] = {"run_id": run_id, "at": at, "value": json.dumps(at)}
+        values["budget"] = budget
         _, rows = await self.database.transact((note, values), (revive, values))
         return bool(rows)
 

@@ -58,7 +58,7 @@ from planner_ext.core.errors import (
     UnansweredRunError,
     described,
 )
-from planner_ext.core.facts import CallFinished, ModelReplied, Planned, unwrapped
+from planner_ext.core.facts import CallFinished, Ended, ModelReplied, Planned, unwrapped
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import frozen
 from planner_ext.durable.authorization import Doorkeeper
@@ -219,6 +219,8 @@ class Runner:
             stored, new, said, rows = await self.store.load_driven(run_id)
             if not stored.facts:
                 budget = budget or stored.inputs.budget
+            elif new is not None and isinstance(stored.facts[-1], Ended):
+                budget = budget or new.limits
             untaken = await self._untaken_decisions(run_id, rows)
             keys = {one.key for one in untaken.values()}
             is_queued = stored.record.status == "queued"
