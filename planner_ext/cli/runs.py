@@ -45,9 +45,8 @@ from planner_ext.core.text import one_line, printable
 from planner_ext.durable import RunRecord, RunResult, RunsClient, archive
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.listing import AT_REST, PARKED, UNFINISHED
-from planner_ext.durable.records import fold_journal
 from planner_ext.durable.sqlite import new_file
-from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.durable.store import opened_store
 from planner_ext.engine.document import read_file
 from planner_ext.readable.text import exact
 
@@ -158,7 +157,7 @@ RUNS_EXIT_CODES = """\
 
 async def _act(
     chosen: cli.ChosenArgs,
-    act: Callable[[RunsClient, JournalStore, str], Awaitable[bool]],
+    act: Callable[[RunsClient, str], Awaitable[bool]],
     *,
     statuses: Sequence[str],
     done: str,
@@ -173,11 +172,9 @@ async def _act(
         done: What a run is then.
         unchanged: What it was if nothing changed.
     """
-    doorkeeper = Doorkeeper(authorize=await chosen.hooks())
-    async with opened_store(chosen.store, create=False) as store:
-        client = RunsClient(store, doorkeeper=doorkeeper)
+    async with opened_client(chosen.store, chosen.hooks) as client:
         if chosen.run is not None:
-            changed = await act(client, store, chosen.run)
+            changed = await act(client, chosen.run)
             what = f"is {done}." if changed else f"{unchanged}; nothing changed."
             say(f"{exact(chosen.run)} {what}")
             return ExitCode.ANSWERED if changed else ExitCode.NO_ANSWER
@@ -194,7 +191,7 @@ async def _act(
         refused = 0
         async for run_id in client.find(status=status, **filters):
             try:
-                acted += await act(client, store, run_id)
+                acted += await act(client, run_id)
             except PlannerExtError as error:
                 refused += 1
                 Terminal(sys.stderr).complain(str(error))
@@ -220,15 +217,8 @@ def set_budget(chosen: cli.ChosenArgs, limits: cli.LimitArgs) -> Exit:
             "Expected at least one limit, such as --max-iterations 30; got none."
         )
 
-    async def change(client: RunsClient, store: JournalStore, run: str) -> bool:
-        stored, new, *_ = await store.load_driven(run)
-        if new is not None:
-            limits_before = new.limits
-        elif stored.facts:
-            limits_before = fold_journal(run, stored.facts).rules.limits
-        else:
-            limits_before = stored.inputs.budget or Budget()
-        budget = replace(limits_before, **given)
+    async def change(client: RunsClient, run: str) -> bool:
+        budget = replace(await client.limits(run), **given)
         await client.set_budget(run, budget, by=chosen.by or "")
         return True
 
@@ -395,7 +385,7 @@ def retry_runs(chosen: cli.ChosenArgs) -> Exit:
       planner-ext runs retry --store runs.db --error 429 --newer-than 1d --dry-run
     """
 
-    async def retry(client: RunsClient, _: JournalStore, run: str) -> bool:
+    async def retry(client: RunsClient, run: str) -> bool:
         return await client.retry(run, by=chosen.by or "")
 
     return _act(
@@ -463,7 +453,7 @@ def cancel_runs(
         reason: Why, for the record.
     """
 
-    async def cancel(client: RunsClient, _: JournalStore, run: str) -> bool:
+    async def cancel(client: RunsClient, run: str) -> bool:
         return await client.cancel(run, by=chosen.by or "", reason=reason)
 
     return _act(
@@ -487,7 +477,7 @@ def delete_runs(chosen: cli.ChosenArgs, force: bool = False) -> Exit:
         force: Delete a paused run, too; its waiting calls are never decided.
     """
 
-    async def delete(client: RunsClient, _: JournalStore, run: str) -> bool:
+    async def delete(client: RunsClient, run: str) -> bool:
         await client.delete(run, force=force, by=chosen.by or "")
         return True
 

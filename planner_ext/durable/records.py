@@ -33,7 +33,7 @@ from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs, SaidMessage, read_said
 from planner_ext.engine.document import check_schema, load_facts
-from planner_ext.engine.timeline import Timeline, timeline_of
+from planner_ext.engine.timeline import Timeline, TimelineIteration, timeline_of
 
 _LONGEST_NAME = 500
 """Characters of a call's id in an approval's; with a run's name that fits PostgreSQL's
@@ -155,8 +155,14 @@ class StoredRun:
                 run's.
         """
         record = self.record
+        is_parked = record.status in ("failed", "quarantined")
         with _reading_journal(record.run_id):
-            timeline = timeline_of(self.facts, now=now)
+            timeline = timeline_of(
+                self.facts, now=record.updated_at if is_parked else now
+            )
+        if is_parked:  # nobody works on it
+            stopped = tuple(map(_stopped, timeline.iterations))
+            timeline = replace(timeline, iterations=stopped)
         if self.facts:
             _check_run_id(record.run_id, timeline.run_id)
         reason = record.problem or timeline.reason
@@ -167,6 +173,15 @@ class StoredRun:
             status=record.status,
             reason=reason,
         )
+
+
+def _stopped(iteration: TimelineIteration) -> TimelineIteration:
+    """Show what was in flight when a run was set aside as in doubt, not as running."""
+    calls = tuple(
+        replace(call, outcome="in_doubt") if call.outcome == "running" else call
+        for call in iteration.calls
+    )
+    return replace(iteration, calls=calls)
 
 
 @frozen

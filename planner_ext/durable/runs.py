@@ -657,6 +657,23 @@ class RunsClient:
                 "Runs.resume(..., budget=...), or planner-ext runs resume.",
             )
 
+    async def limits(self, run_id: str) -> Budget:
+        """Read the limits of a run, or those that it gets before its next action.
+
+        Of a queued one those that it was submitted with; without any, those of the
+        worker's planner hold.
+
+        Raises:
+            UnknownRunError: If the store has no such run.
+            InvalidJournalError: If its journal is damaged.
+        """
+        stored, new, *_ = await self._store.load_driven(run_id)
+        if new is not None:
+            return new.limits
+        if stored.facts:
+            return fold_journal(run_id, stored.facts).rules.limits
+        return stored.inputs.budget or Budget()
+
     async def say(
         self, run_id: str, text: str, *, by: str = "", once: str | None = None
     ) -> None:

@@ -67,11 +67,13 @@ from planner_ext.durable.driven import ArrivingText, DrivenRuns, DrivenStore
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, StoreError
 from planner_ext.durable.gauge import RETRIES, TAKEOVERS
 from planner_ext.durable.heartbeat import LeasedWorkers
+from planner_ext.durable.inputs import NewBudget
 from planner_ext.durable.listing import PARKED
 from planner_ext.durable.options import RetryPolicy
 from planner_ext.durable.outages import Outages
 from planner_ext.durable.records import (
     RunRecord,
+    StoredRun,
     any_decision_text,
     fold_journal,
     read_approval,
@@ -217,10 +219,7 @@ class Runner:
         seen: set[Row] = set()
         while True:
             stored, new, said, rows = await self.store.load_driven(run_id)
-            if not stored.facts:
-                budget = budget or stored.inputs.budget
-            elif new is not None and isinstance(stored.facts[-1], Ended):
-                budget = budget or new.limits
+            budget = budget or _stored_budget(stored, new)
             untaken = await self._untaken_decisions(run_id, rows)
             keys = {one.key for one in untaken.values()}
             is_queued = stored.record.status == "queued"
@@ -337,6 +336,15 @@ class Runner:
             refused.key, problem, decision=text, grant=refused.grant, at=refused.at
         )
         return True
+
+
+def _stored_budget(stored: StoredRun, new: NewBudget | None) -> Budget | None:
+    """Return the budget with which a run begins, or continues after its end; None otherwise."""
+    if not stored.facts:
+        return stored.inputs.budget
+    return (
+        new.limits if new is not None and isinstance(stored.facts[-1], Ended) else None
+    )
 
 
 def _refuse_second(first: Collection[str], given: Collection[str]) -> None:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -26,7 +27,6 @@ from planner_ext.core.values import frozen
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
-    NotAuthorizedError,
     StoreError,
     UnknownRunError,
 )
@@ -44,6 +44,7 @@ from planner_ext.durable.store import opened_store
 from planner_ext.inbox import views
 from planner_ext.inbox.forms import Field, read_form
 from planner_ext.inbox.live import Live, Topic
+from planner_ext.inbox.operations import ACTIONS, LIMITS
 from planner_ext.inbox.security import (
     Form,
     Guard,
@@ -76,6 +77,11 @@ _LONG_PAGE = 200
 """Entries of a page of equal calls: there is one call to read."""
 _MOST_ASKED = 500
 """The oldest calls about which the hook is asked whether a visitor may decide them."""
+_TYPED_OF_RUN = ("action", "at", "text", "reason", *LIMITS)
+_LONG_RUN = 300
+"""The most calls of a run whose page has all details."""
+_MOST_RUNS = 1_000
+"""The runs that one form acts on."""
 _MOST_KEPT = 50
 """The outcomes of many decisions, and the texts typed before a sign-in, that are kept."""
 
@@ -104,7 +110,6 @@ _PAST = {"approve": "approved", "deny": "denied"}
 _SIGNED_OUT = "You had been signed out: nothing was decided. Read it again, and decide."
 _NO_DATE = "Expected a date such as 2026-11-22."
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-_MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
 _RUN_FILTERS = ("goal", "worker", "tag", "created_after", "created_before")
 _CALL_FILTERS = ("text", "function", "role", "tag", "run_id", "equal_to", "expires_in")
 _DECISION_FILTERS = (
@@ -229,7 +234,8 @@ class _Inbox:
             ("/grants", "POST", self._revoke),
             ("/runs", "GET", self._show_runs),
             ("/runs/{id}", "GET", self._show_run),
-            ("/runs/{id}/cancel", "POST", self._cancel_run),
+            ("/runs", "POST", self._act_on_many),
+            ("/runs/{id}/{action}", "POST", self._act),
             ("/events", "GET", self._stream_events),
             ("/sign-out", "POST", self._sign_out),
             ("/{path:path}", "GET", self._show_no_page),
@@ -536,8 +542,10 @@ class _Inbox:
             except ApprovalRefusedError as error:
                 taken = False
                 text = str(error)
-            outcomes.append(views.outcome_of(id, taken=taken, text=text))
-        key = self._keep(by, (kind, outcomes))
+            outcomes.append(
+                views.outcome_of(id, href=approval_path(id), taken=taken, text=text)
+            )
+        key = self._keep(by, ("call", _PAST[kind], outcomes))
         return redirect(request, f"outcomes/{key}{_query_of(request)}")
 
     async def _show_outcomes(self, request: Request) -> Response:
@@ -546,12 +554,13 @@ class _Inbox:
         if not isinstance(kept, tuple):
             by = _visitor_in(request).name
             return redirect(request, f"decisions?{urlencode({'by': by})}")
-        kind, outcomes = cast("tuple[str, Sequence[views.Outcome]]", kept)
+        noun, done, outcomes = cast("tuple[str, str, Sequence[views.Outcome]]", kept)
         return self._page(
             request,
             "outcomes",
             outcomes=outcomes,
-            kind=kind,
+            noun=noun,
+            done=done,
             query=_query_of(request),
         )
 
@@ -738,7 +747,9 @@ class _Inbox:
     async def _revoke(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
         by = _visitor_in(request).name
-        await (await self._approvals()).revoke(form.get("grant", ""), by=by)
+        approvals = await self._approvals()
+        for grant in form.getlist("grant"):
+            await approvals.revoke(grant, by=by)
         return redirect(request, "grants")
 
     async def _stream_events(self, request: Request) -> Response:
@@ -760,18 +771,14 @@ class _Inbox:
         runs = await self._runs()
         now = time.time()
         offset = _offset_of(request)
-        statuses = [
-            status
-            for status in request.query_params.getlist("status")
-            if status in STATUSES
-        ]
+        statuses: Sequence[str] = ()
         chosen = _chosen(request, _RUN_FILTERS)
         problem = ""
         records = []
         total = 0
         marks = await runs.marks()
         try:
-            filters = cast("RunFilters", _filters(chosen))
+            statuses, filters = _run_filters(request)
             records = await runs.list(
                 status=statuses or None, limit=PAGE, offset=offset, **filters
             )
@@ -792,54 +799,100 @@ class _Inbox:
             problem=problem,
             mark=marks.runs,
             held=views.hold_text(marks.hold, now),
+            query=request.url.query,
         )
 
-    async def _cancel_run(self, request: Request) -> Response:
+    async def _act(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
-        runs = await self._acting()
         run_id = request.path_params["id"]
+        action = ACTIONS.get(request.path_params["action"])
+        if action is None:
+            return await self._show_no_page(request)
         by = _visitor_in(request).name
-        reason = form.get("reason", "")
-        problem = ""
-        if form.get("confirm") != "yes":
-            problem = "Confirm that the run is to end. Nothing was changed."
         try:
-            if not problem and not await runs.cancel(run_id, by=by, reason=reason):
-                problem = "The run had ended before. Nothing was changed."
-        except NotAuthorizedError as error:
-            problem = str(error)
-        if problem:
+            done = await action.act(await self._acting(), run_id, form, by)
+        except UnknownRunError:
+            raise
+        except PlannerExtError as error:
+            return await self._show_run(request, status=409, problem=error, typed=form)
+        if not done:
             return await self._show_run(
-                request, status=409, problem=problem, reason=reason
+                request, status=409, problem=action.unchanged, typed=form
             )
-        return redirect(request, views.run_href(run_id))
+        return redirect(
+            request, views.run_href(done if isinstance(done, str) else run_id)
+        )
+
+    async def _act_on_many(self, request: Request) -> Response:
+        form = await form_of(request, _visitor_in(request))
+        action = ACTIONS.get(form.get("action", ""))
+        if action is None:
+            return await self._show_no_page(request)
+        by = _visitor_in(request).name
+        runs = await self._acting()
+        chosen = form.getlist("item")
+        if form.get("every") == "yes":
+            statuses, filters = _run_filters(request)
+            found = runs.find(status=statuses or action.statuses or None, **filters)
+            chosen = [run_id async for run_id in found]
+        outcomes: list[views.Outcome] = []
+        for run_id in chosen[:_MOST_RUNS]:
+            try:
+                taken = bool(await action.act(runs, run_id, form, by))
+                text = action.done if taken else action.unchanged
+            except PlannerExtError as error:
+                taken = False
+                text = str(error)
+            outcomes.append(
+                views.outcome_of(
+                    run_id, href=views.run_href(run_id), taken=taken, text=text
+                )
+            )
+        key = self._keep(by, ("run", action.done, outcomes))
+        return redirect(request, f"outcomes/{key}")
 
     async def _show_run(
         self,
         request: Request,
         *,
         status: int = 200,
-        problem: str = "",
-        reason: str = "",
+        problem: object = "",
+        typed: Form | None = None,
     ) -> Response:
-        stored = await (await self._runs()).load(request.path_params["id"])
-        calls = await (await self._approvals()).pending(
-            stored.record.run_id, limit=PAGE
-        )
+        runs = await self._runs()
+        stored = await runs.load(request.path_params["id"])
+        record = stored.record
+        calls = await (await self._approvals()).pending(record.run_id, limit=PAGE)
         now = time.time()
-        timeline = await asyncio.to_thread(
-            lambda: fragment_of(stored.timeline(now=now))
-        )
+        timeline = await asyncio.to_thread(stored.timeline, now=now)
+        iterations = timeline.iterations
+        number = request.query_params.get("iteration")
+        chosen = tuple(one for one in iterations if str(one.number) == number)
+        shown = replace(timeline, iterations=chosen) if chosen else timeline
+        is_long = sum(len(one.calls) for one in shown.iterations) > _LONG_RUN
+        here = f"{request.scope.get('root_path', '')}/{views.run_href(record.run_id)}"
+        details = f"{here}?iteration=" if is_long and not chosen else ""
+        drawn = await asyncio.to_thread(fragment_of, shown, details=details)
+        offered = [
+            name
+            for name, action in ACTIONS.items()
+            if not action.statuses or record.status in action.statuses
+        ]
         return self._page(
             request,
             "run",
             status=status,
-            may_cancel=stored.record.status in _MAY_CANCEL,
-            problem=visible(problem),
-            reason=reason,
-            run=stored.record,
+            offered=offered,
+            labels=LIMITS,
+            problem=visible(str(problem)),
+            typed={name: (typed or {}).get(name, "") for name in _TYPED_OF_RUN},
+            run=record,
+            now=now,
+            iterations=[one.number for one in iterations],
+            is_part=bool(chosen),
             calls=[views.waiting_of(call, now) for call in calls],
-            timeline=Markup(timeline),  # noqa: S704  (escaped by its own templates)
+            timeline=Markup(drawn),  # noqa: S704  (escaped by its own templates)
+            mark=(await self._marks()).runs,
         )
 
     # Pages
@@ -987,6 +1040,13 @@ def _filters(chosen: Mapping[str, str]) -> dict[str, object]:
         else text
         for name, text in chosen.items()
     }
+
+
+def _run_filters(request: Request) -> tuple[Sequence[str], RunFilters]:
+    """Read statuses and filters of runs; `ValueError` if a date is invalid."""
+    given = request.query_params.getlist("status")
+    filters = _filters(_chosen(request, _RUN_FILTERS))
+    return [one for one in given if one in STATUSES], cast("RunFilters", filters)
 
 
 def _call_filters(request: Request, now: float) -> tuple[CallFilters, str | None]:

@@ -18,8 +18,16 @@ from planner_ext.engine.schemas import argument_problem, read_json
 from planner_ext.readable.text import exact, is_shown_whole, visible
 
 FieldKind: TypeAlias = Literal[
-    *("text", "number", "integer", "boolean", "choice", "date", "object"),
-    *("texts", "numbers", "json"),
+    "text",
+    "number",
+    "integer",
+    "boolean",
+    "choice",
+    "date",
+    "object",
+    "texts",
+    "numbers",
+    "json",
 ]
 """``texts`` and ``numbers`` have one item a line, ``object`` has fields, ``json`` is any value."""
 
@@ -315,7 +323,8 @@ def _read_integer(text: str) -> int:
         raise ValueError("expected a whole number, such as 7") from None
 
 
-def _read_number(text: str) -> int | float:
+def read_number(text: str) -> int | float:
+    """Read a number that is finite; `ValueError` says what was expected."""
     for read in (int, float):
         with suppress(ValueError, OverflowError):
             number = read(text)
@@ -332,8 +341,8 @@ _READERS: dict[FieldKind, Callable[[str], Any]] = {
     "text": str,
     "date": str,
     "integer": _read_integer,
-    "number": _read_number,
+    "number": read_number,
     "texts": _lines,
-    "numbers": lambda text: [_read_number(line) for line in _lines(text)],
+    "numbers": lambda text: [read_number(line) for line in _lines(text)],
 }
 """How a text is read; the other kinds read JSON."""

@@ -16,11 +16,15 @@ function merge(rows, fresh) {
     wanted.delete(row.dataset.row);
     row.classList.toggle("gone", !same);
     const box = row.querySelector(".pick");
-    if (box) {
+    const when = row.querySelector(".when > span");
+    if (when) {
       box.disabled = !same || same.querySelector(".pick").disabled;
       box.checked &&= !box.disabled;
-      row.querySelector(".when > span").replaceChildren(...(same ?? GONE).querySelector(".when > span").cloneNode(true).childNodes);
-    } else if (same) row.replaceChildren(...same.childNodes);
+      when.replaceChildren(...(same ?? GONE).querySelector(".when > span").cloneNode(true).childNodes);
+    } else if (same) {
+      same.querySelector(".pick").checked = box.checked;
+      row.replaceChildren(...same.childNodes);
+    }
   }
   const news = document.getElementById("news");
   if (!news) return rows.append(...wanted.values());
@@ -40,7 +44,11 @@ async function refresh(mark) {
   const rows = live.querySelector("[data-rows]");
   const freshRows = fresh.querySelector("[data-rows]") ?? (rows && document.createElement("ul"));
   if (rows) merge(rows, freshRows);
-  else if (!live.dataset.keep || !fresh.querySelector(live.dataset.keep)) live.replaceChildren(...fresh.childNodes); // keep what a person is typing
+  else if (!live.dataset.keep || !fresh.querySelector(live.dataset.keep)) { // keep what a person is typing
+    const open = [...live.querySelectorAll("details")].map((one) => one.open);
+    live.replaceChildren(...fresh.childNodes);
+    live.querySelectorAll("details").forEach((one, place) => { one.open ||= open[place] ?? false; });
+  }
   counted();
 }
 
@@ -49,6 +57,8 @@ function counted() {
   const boxes = [...document.querySelectorAll(".pick:enabled")];
   const number = boxes.filter((box) => box.checked).length;
   const selected = document.getElementById("selected");
+  const runs = document.querySelector(".number-selected");
+  if (runs) runs.textContent = `${number} selected`;
   if (!selected) return;
   selected.textContent = `, ${number}`;
   for (const button of document.querySelectorAll(".bulk button")) button.disabled = !number;

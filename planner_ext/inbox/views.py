@@ -273,11 +273,9 @@ def item_of(text: str) -> tuple[str, str]:
     return fingerprint, unquote(id)
 
 
-def outcome_of(id: str, *, taken: bool, text: str) -> Outcome:
-    """Show the outcome of one of many decisions."""
-    return Outcome(
-        shown_id=exact(id), href=approval_path(id), taken=taken, text=visible(text)
-    )
+def outcome_of(id: str, *, href: str, taken: bool, text: str) -> Outcome:
+    """Show the outcome of one of many decisions or actions."""
+    return Outcome(shown_id=exact(id), href=href, taken=taken, text=visible(text))
 
 
 def waiting_of(

@@ -61,13 +61,19 @@ def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
     )
 
 
-def fragment_of(timeline: Timeline) -> str:
+def fragment_of(timeline: Timeline, *, details: str = "") -> str:
     """Write one run as HTML for a page with the stylesheet ``planner_ext/timeline/style.css``.
+
+    Args:
+        timeline: The run.
+        details: The address, up to the number of an iteration, at which that one's
+            arguments, results and times are read; "" writes them here.
 
     Raises:
         PlannerExtError: If jinja2 is not installed.
     """
-    return _templates().get_template("fragment.html.jinja").render(timeline=timeline)
+    template = _templates().get_template("fragment.html.jinja")
+    return template.render(timeline=timeline, details=details)
 
 
 def steps_of(timeline: Timeline, *, prefix: str) -> list[str]:
@@ -112,6 +118,7 @@ def _templates() -> "Environment":
     templates.globals |= {  # pyright: ignore[reportUnknownMemberType]
         "call_in_short": _call_in_short,
         "consumed": _consumed,
+        "details": "",
         "counted": counted,
         "decided": _decided,
         "event_text": _event_text,
