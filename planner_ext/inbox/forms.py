@@ -122,7 +122,7 @@ def _read_fields(
     fields: list[Field] = []
     for field in drawn:
         if field.kind == "object":
-            before = arguments.get(field.name) or {}
+            before: Mapping[str, Any] = arguments.get(field.name) or {}
             inner, parts = _read_fields(field.fields, before, typed)
             if inner or field.required or before:
                 given[field.name] = inner
@@ -178,10 +178,8 @@ def _unwrapped(schema: object) -> Mapping[str, Any]:
     options = own.get("anyOf")
     if not isinstance(options, list):
         return own
-    listed = cast("list[Mapping[str, Any]]", options)
-    others = [
-        one for one in listed if isinstance(one, Mapping) and one.get("type") != "null"
-    ]
+    read = [_unwrapped(one) for one in cast("list[object]", options)]
+    others = [one for one in read if one.get("type") != "null"]
     return {**others[0], **own} if len(others) == 1 else own
 
 

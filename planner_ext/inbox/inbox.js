@@ -43,7 +43,13 @@ async function refresh(mark) {
   if (count) count.textContent = page.getElementById("count").textContent;
   const rows = live.querySelector("[data-rows]");
   const freshRows = fresh.querySelector("[data-rows]") ?? (rows && document.createElement("ul"));
-  if (rows) merge(rows, freshRows);
+  if (rows) {
+    merge(rows, freshRows);
+    for (const part of live.querySelectorAll("[data-part]")) {
+      const same = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+      if (same) part.replaceChildren(...same.childNodes);
+    }
+  }
   else if (!live.dataset.keep || !fresh.querySelector(live.dataset.keep)) { // keep what a person is typing
     const open = [...live.querySelectorAll("details")].map((one) => one.open);
     live.replaceChildren(...fresh.childNodes);
