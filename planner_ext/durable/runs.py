@@ -858,7 +858,8 @@ class Runs(RunsClient):
 
         Args:
             path: Created if it does not exist. Its folder must exist, on a disk of this
-                host.
+                host: network file systems are refused by name, unless the environment
+                variable ``PLANNER_EXT_TRUSTED_FILE_SYSTEMS`` has it, such as ``nfs4``.
             **options: See `WorkerOptions`.
 
         Raises:

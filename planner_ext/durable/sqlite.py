@@ -44,6 +44,15 @@ _WAIT_SECONDS = 0.1
 _MAX_GROUP = 100
 """The most callers that one transaction serves."""
 
+_NETWORK = (
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs"),
+    *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone"),
+)
+"""File systems that several machines share: their locks, and the memory that SQLite's
+processes share, do not hold."""
+_TRUSTED = "PLANNER_EXT_TRUSTED_FILE_SYSTEMS"
+_MOUNTS = Path("/proc/self/mountinfo")
+
 _INVALID = (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError)
 """What a key or a value of one caller raises."""
 
@@ -317,6 +326,7 @@ def _connect(path: Path, create: bool, *, older: bool = False) -> sqlite3.Connec
         raise StoreError(
             f"The store {_shown(path)} cannot be opened: its folder does not exist. Create {_shown(path.parent)} first."
         )
+    _check_disk(path)
     if not path.exists():
         if not create:
             raise StoreError(
@@ -343,6 +353,22 @@ def _connect(path: Path, create: bool, *, older: bool = False) -> sqlite3.Connec
         connection.close()
         raise
     return connection
+
+
+def _check_disk(path: Path) -> None:
+    """Refuse a file of a network file system, by its name; Linux alone names it."""
+    device = path.parent.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+    trusted = os.environ.get(_TRUSTED, "").split(",")
+    for line in _MOUNTS.read_text().splitlines() if _MOUNTS.exists() else ():
+        mount, _, source = line.partition(" - ")
+        kind = source.split(" ", 1)[0]
+        if number in mount.split(" ")[2:3] and kind in _NETWORK and kind not in trusted:
+            raise StoreError(
+                f"The store {_shown(path)} is on a network file system ({kind}), whose locks do not keep two machines "
+                "apart. Give a file on a disk of this machine, or use PostgreSQL. If no other machine opens the file "
+                f"and its locks hold, say so: {_TRUSTED}={kind}."
+            )
 
 
 def _is_at_rest(path: Path) -> bool:

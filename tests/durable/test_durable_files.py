@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from planner_ext import Approve
-from planner_ext.durable import ApprovalRefusedError, Approvals, Runs, StoreError
+from planner_ext.durable import (
+    ApprovalRefusedError,
+    Approvals,
+    Runs,
+    StoreError,
+    sqlite,
+)
 from planner_ext.errors import PlannerInvalidConfigurationError
 from support.durable import GOAL, PAY, open_runs, world
 
@@ -227,3 +233,26 @@ def test_a_file_that_may_not_be_read_is_a_named_error() -> None:
             run = ["setpriv", "--reuid=65534", "--clear-groups", *run]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert "cannot be opened" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs"])
+async def test_a_network_file_system_is_refused_by_name(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is made; whoever knows that its locks hold names it, and no other one."""
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"1 0 0:0 / / rw - ext4 /dev/a rw\n"
+        f"2 1 {os.major(device)}:{os.minor(device)} / {tmp_path} rw shared:1 - {kind} server:/x rw\n"
+    )
+    monkeypatch.setattr(sqlite, "_MOUNTS", mounts)
+    trusted = "PLANNER_EXT_TRUSTED_FILE_SYSTEMS"
+    monkeypatch.setenv(trusted, "afs")
+    with pytest.raises(StoreError, match=rf"network file system \({kind}\).*{trusted}"):
+        async with Runs.sqlite(tmp_path / "runs.db"):
+            pass
+    assert os.listdir(tmp_path) == ["mountinfo"]
+    monkeypatch.setenv(trusted, f"afs,{kind}")
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        assert await runs.count() == 0
