@@ -324,6 +324,9 @@ class SubmitArgs(ApprovalArgs, AppArgs):
         argument: An argument of the application, as JSON or text; may be repeated. One
             that the worker's application sets itself is not replaced.
         tag: A text by which to find the run; may be repeated.
+        priority: Of due runs a worker takes those with the highest first. Default: 0.
+        not_before: When a worker may begin it at the earliest, such as
+            2026-12-01T06:00; without a zone, of this machine's.
         create: Create the store if it does not exist.
         reuse: The name may be that of a deleted run.
     """
@@ -333,8 +336,14 @@ class SubmitArgs(ApprovalArgs, AppArgs):
     run_id: Name = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
+    priority: Annotated[int, typer.Option(metavar="N")] = 0
+    not_before: Moment = None
     create: bool = False
     reuse: bool = False
+
+    def earliest(self) -> datetime | None:
+        """Return ``not_before`` with a zone."""
+        return None if self.not_before is None else self.not_before.astimezone()
 
 
 @dataclass(frozen=True, kw_only=True)

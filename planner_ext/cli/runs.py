@@ -65,6 +65,7 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
       planner-ext runs submit "Refund order 7." --store runs.db --create --run-id order-7
       planner-ext runs submit "Refund order 7." --store runs.db --argument tenant=acme --max-tool-calls 5
       planner-ext runs submit "Refund order 7." --store runs.db --policy policy.yaml
+      planner-ext runs submit "Send the report." --store runs.db --not-before 2026-12-01T06:00 --priority 10
     """
     given = limits.given()
     budget = Budget(**given) if given else None
@@ -75,6 +76,8 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
             arguments=_arguments(args.argument or ()),
             budget=budget,
             tags=args.tag or (),
+            priority=args.priority,
+            not_before=args.earliest(),
             reuse=args.reuse,
             **args.planner_options(),
         )

@@ -203,6 +203,7 @@ CREATE_TABLES: tuple[str, ...] = (
         run_id TEXT PRIMARY KEY,
         goal TEXT NOT NULL,
         status TEXT NOT NULL,
+        priority INTEGER NOT NULL DEFAULT 0,
         owner TEXT,
         wake_at DOUBLE PRECISION,
         outage_at DOUBLE PRECISION,
@@ -335,8 +336,9 @@ CREATE_TABLES: tuple[str, ...] = (
 `Schema`, null for its own number.
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``,
 ``quarantined``, or how the run ended. ``owner``: the worker that drives it, or null.
-``wake_at``: when it is next due: the first expiry of a paused run, the next retry of a
-running one. ``outage_at``: since when it waits for an endpoint, or null. ``problem``:
+``priority``: of due runs a worker takes those with the highest first. ``wake_at``: when
+it is next due: the earliest start of a queued run, the first expiry of a paused one, the
+next retry of a running one. ``outage_at``: since when it waits for an endpoint, or null. ``problem``:
 its last fault, or why it is in quarantine. ``retries``, ``deaths``: faults, and ends of
 its worker's process, since its last reply or result;
 ``progress``: the replies and results in its journal when the last one was counted.

@@ -376,12 +376,10 @@ def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> st
         return "" if seen is None else f"a worker: {record.owner} {last}"
     if record.outage_at is not None:
         return f"the endpoint since {time_text(record.outage_at)}"
-    if (
-        record.status == "running"
-        and record.wake_at is not None
-        and record.wake_at > now
-    ):
-        return f"its next try at {time_text(record.wake_at)}"
+    if record.wake_at is not None and record.wake_at > now:
+        awaited = {"queued": "its start", "running": "its next try"}
+        if record.status in awaited:
+            return f"{awaited[record.status]} at {time_text(record.wake_at)}"
     return "a worker"
 
 

@@ -60,8 +60,9 @@ class RunRecord:
             ``quarantined``: its worker's process ended too often; or how it ended, as
             in a result.
         owner: The worker that drives it, or None.
-        wake_at: When it is next due: the first expiry of a paused run, the next retry
-            of a running one. None means never.
+        wake_at: When it is next due: the earliest start of a queued run, the first
+            expiry of a paused one, the next retry of a running one. None: at once, or
+            after a decision.
         outage_at: Since when it waits for the endpoint of its model; None if it does
             not.
         updated_at: When it last got a reply, paused, resumed or ended.
@@ -72,6 +73,7 @@ class RunRecord:
             ``tool_calls``, ``tokens`` and ``cost``.
         cost: In the unit of its price; None if unknown.
         tags: What it was tagged with when it began, and by what was said to it once.
+        priority: Of due runs a worker takes those with the highest first.
         waits_for: In a list: the functions of the first open calls, with the roles of
             those who may decide, "an answer" for a question, and how many more there
             are; a worker; or the next try. "" elsewhere.
@@ -92,6 +94,7 @@ class RunRecord:
     tokens: int = 0
     cost: float | None = None
     tags: tuple[str, ...] = ()
+    priority: int = 0
     outage_at: float | None = None
     waits_for: str = ""
 
@@ -113,7 +116,7 @@ class RunRecord:
                 values[name] = None if values[name] is None else float(values[name])
             for name in ("wake_at", "created_at", "updated_at", "outage_at"):
                 read_moment(values[name])
-            for name in ("retries", "deaths", "iterations", "tool_calls", "tokens"):
+            for name in _NUMBERS:
                 values[name] = int(values[name])
             values["tags"] = tuple((values["tags"] or "").split("\n")[1:-1:2])
             for name in ("run_id", "status", "owner"):
@@ -130,6 +133,8 @@ RUN_COLUMNS = tuple(
 )
 """The columns of a run's row."""
 
+
+_NUMBERS = ("priority", "retries", "deaths", "iterations", "tool_calls", "tokens")
 
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 """The name of a run."""

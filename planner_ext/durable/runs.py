@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, Unpack
 
@@ -29,7 +29,7 @@ from planner_ext.core.errors import (
     shown,
 )
 from planner_ext.core.facts import Guards
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, is_count
 from planner_ext.core.state import State
 from planner_ext.core.text import check_goal
 from planner_ext.core.values import Usage, frozen
@@ -116,6 +116,11 @@ R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
 """How long a worker waits for a server that starts at the same time."""
+
+_EXPIRED_PART = 10
+"""How many slots let a worker drive one run besides in which a question has expired."""
+
+_MOST_PRIORITY = 1_000_000
 
 
 @frozen
@@ -583,6 +588,8 @@ class RunsClient:
         interceptors: Sequence[Interceptor] = (),
         approval: ApprovalSettings | None = None,
         tags: Sequence[str] = (),
+        priority: int = 0,
+        not_before: datetime | None = None,
         reuse: bool = False,
     ) -> "SubmittedRun":
         """Queue a run for a worker that `Runs.work`s; submitting it again returns the existing run.
@@ -600,12 +607,16 @@ class RunsClient:
             approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have,
                 besides this client's hook.
             tags: Texts of one line by which to find a new run; see `RunFilters.tag`.
+            priority: Of due runs a worker takes those with the highest first, then the
+                oldest: -1,000,000 to 1,000,000. As the tags it is that of a new run.
+            not_before: When a worker may begin a new run at the earliest, with a time
+                zone. None: at once. `Runs.start` begins it at any time.
             reuse: Whether the name may be that of a deleted run. Without it nothing is
                 done twice under a name.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, or an argument or
-                the budget cannot be stored.
+            PlannerInvalidConfigurationError: If the goal is empty, or an argument, the
+                budget, the priority or the earliest start cannot be stored.
             RunConflictError: If the name belongs to a run with another goal or other
                 inputs, or belonged to one that was deleted.
             StoreError: If the name or the store cannot be used.
@@ -613,7 +624,14 @@ class RunsClient:
         guards = self._guards(interceptors, approval or ApprovalSettings())
         inputs = RunInputs(arguments=arguments or {}, budget=budget, guards=guards)
         name, _ = await self._create(
-            goal, run_id, owner=None, inputs=inputs, tags=tags, reuse=reuse
+            goal,
+            run_id,
+            owner=None,
+            inputs=inputs,
+            tags=tags,
+            priority=priority,
+            not_before=not_before,
+            reuse=reuse,
         )
         return SubmittedRun(self, name)
 
@@ -739,6 +757,8 @@ class RunsClient:
         owner: str | None,
         inputs: RunInputs | None = None,
         tags: Sequence[str] = (),
+        priority: int = 0,
+        not_before: datetime | None = None,
         reuse: bool = False,
     ) -> tuple[str, RunRecord | None]:
         """Create a run, queued if it has inputs; return its name, and the existing run of this name."""
@@ -749,6 +769,10 @@ class RunsClient:
         )
         for tag in tags:
             checked_tag(tag)
+        fits = is_count(priority, least=-_MOST_PRIORITY) and priority <= _MOST_PRIORITY
+        require("priority", fits, "a whole number, -1,000,000 to 1,000,000", priority)
+        fits = not_before is None or not_before.tzinfo is not None
+        require("not_before", fits, "a time with its zone", not_before)
         created = await self._store.create(
             name,
             goal,
@@ -757,6 +781,8 @@ class RunsClient:
             status=status,
             inputs=text,
             tags=joined(tags),
+            priority=priority,
+            wake_at=None if not_before is None else not_before.timestamp(),
             reuse=reuse,
         )
         if created:
@@ -1112,6 +1138,9 @@ class Runs(RunsClient):
     ) -> list[RunHandle[R]]:
         """Take at most ``limit`` due runs: submitted, decided, expired, at their retry, or of a worker that died.
 
+        Those with the highest priority come first, then the oldest; those in which a
+        question has expired come last.
+
         Returns:
             Their handles; the runs are already running.
         """
@@ -1129,8 +1158,11 @@ class Runs(RunsClient):
     ) -> NoReturn:
         """Recover runs until cancelled, at most ``max_concurrency`` at once.
 
-        Runs that this worker started itself count, and never wait. A fault of a run is
-        logged, and any worker retries the run.
+        Of due runs those with the highest priority come first, then the oldest. Runs
+        that this worker started itself count, and never wait. Runs in which a question
+        has expired do not count: a tenth as many, at least one, are driven besides, so
+        that thousands of these hold up no other. A fault of a run is logged, and any
+        worker retries the run.
 
         Raises:
             StoreError: If the store cannot be used, for longer than
@@ -1138,11 +1170,11 @@ class Runs(RunsClient):
         """
         _warn_unguarded(planner, kernel)
         self._pool.workers.announce("working", max_concurrency)
+        job_of = _jobs(planner, kernel, arguments_for)
+        beside = max(1, max_concurrency // _EXPIRED_PART)
         while True:
-            if (free := max_concurrency - len(self._pool)) > 0:
-                await self.recover(
-                    planner, kernel, arguments_for=arguments_for, limit=free
-                )
+            free = max(0, max_concurrency - len(self._pool))
+            await self._pool.take_due(job_of, limit=free, beside=beside)
             await self._pool.hint(self.poll_seconds)
 
     def drive_with(
@@ -1192,8 +1224,8 @@ class Runs(RunsClient):
     async def due(self, limit: int = 100, *, again_after: float = 30.0) -> Due:
         """Name at most ``limit`` due runs that no living worker drives, each to one caller, in any process.
 
-        Due are runs that were submitted, decided, expired, or are at their retry; the
-        oldest come first. One that no worker has claimed is named again after
+        Due are runs that were submitted, decided, expired, or are at their retry, in
+        the order of `recover`. One that no worker has claimed is named again after
         ``again_after`` seconds.
 
         Raises:

@@ -84,14 +84,20 @@ _CONTINUES = """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a
 date."""
 _RUN_AND_DUE = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
-DUE = """
+_BEGUN = """
     SELECT run_id, created_at FROM planner_runs
     WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now) AND {which}
-    UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now AND {which}
     UNION ALL SELECT run_id, created_at FROM planner_runs
     WHERE status = 'paused' AND {which} AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
 """
-"""The due runs of those that a condition chooses."""
+_EXPIRED = "SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now AND {which}"
+DUE = f"{_BEGUN} UNION ALL {_EXPIRED}"
+"""The due runs of those that a condition chooses: those that somebody waits for, and
+those in which a question has expired."""
+_ORDER = """
+    ORDER BY CASE WHEN status = 'paused' AND wake_at <= :now THEN 1 ELSE 0 END, priority DESC, created_at, run_id
+"""
+"""The order in which due runs are taken."""
 _HELD = "EXISTS (SELECT 1 FROM planner_settings WHERE name = 'hold')"
 _MAY_DRIVE = f"(status IN ({', '.join(map(repr, AT_REST))}) OR NOT {_HELD})"
 """Whether a run may be claimed: the result of one that has ended is read even while all
@@ -101,12 +107,11 @@ _LISTED = "REPLACE(CAST(:{names} AS TEXT), '\n' || {column} || '\n', '') <> CAST
 _FREE = f"owner IS NULL AND deaths = 0 AND NOT {_LISTED.format(names='skip', column='run_id')}"
 _DEAD = _LISTED.format(names="dead", column="owner")
 _LOOK = f"""
-    SELECT EXISTS ({DUE.format(which=_FREE)}), EXISTS ({DUE.format(which="owner IS NULL AND deaths > 0")})
+    SELECT EXISTS ({_BEGUN.format(which=_FREE)}), EXISTS ({_EXPIRED.format(which=_FREE)}),
+        EXISTS ({DUE.format(which="owner IS NULL AND deaths > 0")})
 """
 _DUE_PAGE = f"""
-    {_RUN} WHERE run_id IN (
-        SELECT run_id FROM ({DUE}) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
-    ) ORDER BY created_at, run_id
+    {_RUN} WHERE run_id IN (SELECT run_id FROM ({DUE}) AS due) {_ORDER} LIMIT :limit OFFSET :offset
 """
 _UNTOLD = "COALESCE(told_at, 0) <= {now} - :again_after"
 _TELL = f"""
@@ -115,13 +120,13 @@ _TELL = f"""
         WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_UNTOLD} {{skip_locked}}
     ) RETURNING run_id
 """
-_CLAIM_FREE = f"""
+_CLAIM = f"""
     WITH free AS MATERIALIZED (
         SELECT run_id FROM planner_runs
         WHERE NOT {_HELD} AND {_FREE}
               AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= :now)
-              AND run_id IN (SELECT run_id FROM ({DUE.format(which=_FREE)}) AS due)
-        ORDER BY created_at, run_id LIMIT :limit {{skip_locked}}
+              AND run_id IN (SELECT run_id FROM ({{due}}) AS due)
+        ORDER BY {{order}} LIMIT :limit {{skip_locked}}
     )
     UPDATE planner_runs
     SET owner = :me, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
@@ -129,6 +134,11 @@ _CLAIM_FREE = f"""
 """
 """The conditions are repeated: PostgreSQL checks only the outer ones again on a row
 that changed meanwhile."""
+_CLAIM_BEGUN = {
+    "due": _BEGUN.format(which=_FREE),
+    "order": "priority DESC, created_at, run_id",
+}
+_CLAIM_EXPIRED = {"due": _EXPIRED.format(which=_FREE), "order": "wake_at, run_id"}
 _OWNERS = """
     SELECT owner, {is_locked}, seen_at, lease_seconds
     FROM (SELECT owner FROM planner_runs WHERE owner IS NOT NULL UNION SELECT CAST(:me AS TEXT)) AS owners
@@ -317,10 +327,13 @@ class Look:
 
     Attributes:
         has_free: Whether a due run has neither an owner nor a death.
+        has_expired: Whether a question in such a run has expired; ``has_free`` is about
+            all others.
         has_died: Whether a due run has no owner, and a death.
     """
 
     has_free: bool
+    has_expired: bool
     has_died: bool
     owners: Sequence[RunOwner]
 
@@ -345,12 +358,17 @@ class JournalStore:
         status: Literal["queued", "running"] = "running",
         inputs: str | None = None,
         tags: str | None = None,
+        priority: int = 0,
+        wake_at: float | None = None,
         reuse: bool = False,
     ) -> bool:
         """Insert a run; False if the name is taken, or was that of a deleted run, unless it may be reused."""
         statement = f"""
-            INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs, tags)
-            SELECT :run_id, :goal, :status, CASE WHEN {_HELD} THEN NULL ELSE :owner END, :at, :at, :inputs, :tags
+            INSERT INTO planner_runs (
+                run_id, goal, status, owner, created_at, updated_at, inputs, tags, priority, wake_at
+            )
+            SELECT :run_id, :goal, :status, CASE WHEN {_HELD} THEN NULL ELSE :owner END, :at, :at, :inputs, :tags,
+                CAST(:priority AS INTEGER), CAST(:wake_at AS DOUBLE PRECISION)
             WHERE NOT EXISTS (SELECT 1 FROM planner_deleted WHERE digest = :digest)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
@@ -361,6 +379,7 @@ class JournalStore:
             "at": at,
         }
         values |= {"status": status, "inputs": inputs, "tags": tags}
+        values |= {"priority": priority, "wake_at": wake_at}
         digest: dict[str, Value] = {"digest": deleted_digest(run_id)}
         hints = self.database.hints if owner is None else ()
         forget = (
@@ -554,9 +573,10 @@ class JournalStore:
         found, owners = await self.database.transact(
             (_LOOK, values), (self._owners(), {"me": me})
         )
-        has_free, has_died = found[0]
+        has_free, has_expired, has_died = found[0]
         return Look(
             has_free=bool(has_free),
+            has_expired=bool(has_expired),
             has_died=bool(has_died),
             owners=_read_owners(owners),
         )
@@ -566,13 +586,21 @@ class JournalStore:
         return _read_owners(await self._rows(self._owners(), me=me))
 
     async def claim_free(
-        self, now: float, me: str, *, skip: Collection[str], limit: int
+        self,
+        now: float,
+        me: str,
+        *,
+        skip: Collection[str],
+        limit: int,
+        expired: bool = False,
     ) -> list[str]:
-        """Own the oldest due runs without an owner or a death; return their names.
+        """Own due runs without an owner or a death, the first of their order; return their names.
 
-        A damaged row is left out, and gets the owner, so that it is not claimed again.
+        Either those in which a question has ``expired``, or the others. A damaged row
+        is left out, and gets the owner, so that it is not claimed again.
         """
-        statement = _CLAIM_FREE.format(skip_locked=self.database.skip_locked)
+        which = _CLAIM_EXPIRED if expired else _CLAIM_BEGUN
+        statement = _CLAIM.format(skip_locked=self.database.skip_locked, **which)
         rows = await self._rows(
             statement, now=now, me=me, skip=_listed(skip), limit=limit
         )
@@ -591,7 +619,7 @@ class JournalStore:
     async def due(
         self, now: float, dead: Collection[str], *, again_after: float | None = None
     ) -> AsyncGenerator[RunRecord]:
-        """Read due runs, the oldest first, as far as they are needed.
+        """Read due runs in the order in which they are taken, as far as they are needed.
 
         Args:
             now: Seconds since the epoch.

@@ -389,11 +389,13 @@ class Taken:
 
     Attributes:
         runs: The names of those that it owns now.
+        expired: Those in which a question has expired; not in ``runs``.
         dead: The owners that died.
         must_examine: Whether other due runs have a dead owner, or a death.
     """
 
     runs: Sequence[str]
+    expired: Sequence[str]
     dead: set[str]
     must_examine: bool
 
@@ -414,16 +416,33 @@ class Claims:
     outages: Outages
     max_deaths: int
 
-    async def take_free(self, limit: int, *, skip: Collection[str]) -> Taken:
-        """Become the owner of the oldest due runs that have neither an owner nor a death."""
+    async def take_free(
+        self, limit: int, *, expired: int | None, skip: Collection[str]
+    ) -> Taken:
+        """Become the owner of due runs that have neither an owner nor a death.
+
+        Args:
+            limit: The most runs.
+            expired: The most of those in which a question has expired, besides; None
+                counts them towards the limit, after the others.
+            skip: Runs to leave out.
+        """
         now = self.clock.now()
         me = self.workers.worker_id
         look = await self.store.look(now, me, skip=skip)
         dead = self.workers.dead_among(look.owners)
-        taken: list[str] = []
-        if look.has_free:
-            taken = await self.store.claim_free(now, me, skip=skip, limit=limit)
-        return Taken(runs=taken, dead=dead, must_examine=bool(dead) or look.has_died)
+        claim = partial(self.store.claim_free, now, me, skip=skip)
+        runs = await claim(limit=limit) if look.has_free and limit else []
+        rest = limit - len(runs) if expired is None else expired
+        late = (
+            await claim(limit=rest, expired=True) if look.has_expired and rest else []
+        )
+        return Taken(
+            runs=runs,
+            expired=late,
+            dead=dead,
+            must_examine=bool(dead) or look.has_died,
+        )
 
     async def dead(self) -> set[str]:
         """Return the owners of runs that died."""
@@ -689,12 +708,14 @@ class WorkerPool:
         default_factory=dict[str, asyncio.Task[None]]
     )
     _interrupted: set[str] = field(default_factory=set[str])
+    _expired: set[str] = field(default_factory=set[str])
     _watching: asyncio.Task[None] | None = None
     _taking: asyncio.Task[Any] | None = None
     _is_leaving: bool = False
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        """Count the runs that take a slot: all but those in which a question had expired."""
+        return len(self._tasks) - len(self._expired)
 
     def task_of(self, job: Job[R]) -> "asyncio.Task[R]":
         """Return the task that drives a run; decisions or a budget need a new one, after it."""
@@ -705,10 +726,17 @@ class WorkerPool:
         return cast("asyncio.Task[R]", task)
 
     async def take_due(
-        self, job_of: Callable[[str], Job[R]], *, limit: int
+        self, job_of: Callable[[str], Job[R]], *, limit: int, beside: int | None = None
     ) -> "list[RunHandle[R]]":
-        """Take due runs without a living worker, the oldest first, even if the caller is cancelled."""
-        taking = asyncio.create_task(self._take_due(job_of, limit))
+        """Take due runs without a living worker in their order, even if the caller is cancelled.
+
+        Args:
+            job_of: Returns what drives a run.
+            limit: The most runs.
+            beside: How many in which a question has expired may be driven at once
+                besides; None counts them towards the limit.
+        """
+        taking = asyncio.create_task(self._take_due(job_of, limit, beside))
         taking.add_done_callback(_retrieve)
         self._taking = taking
         return await asyncio.shield(taking)
@@ -866,6 +894,7 @@ class WorkerPool:
     def _task_ended(self, run_id: str, task: "asyncio.Task[Any]") -> None:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
+            self._expired.discard(run_id)
         _retrieve(task)
         self.runner.driven.tell_readers(run_id)
 
@@ -990,7 +1019,7 @@ class WorkerPool:
                 return await change()
 
     async def _take_due(
-        self, job_of: Callable[[str], Job[R]], limit: int
+        self, job_of: Callable[[str], Job[R]], limit: int, beside: int | None
     ) -> "list[RunHandle[R]]":
         if self._is_leaving:
             return []
@@ -1000,10 +1029,16 @@ class WorkerPool:
             run_id for run_id in self._refused if self._is_refused(job_of(run_id))
         ]
         skip = {*refused, *self._changing, *self._tasks}
-        taken = await self.claims.take_free(limit, skip=skip)
+        expired = None if beside is None else beside - len(self._expired)
+        taken = await self.claims.take_free(limit, expired=expired, skip=skip)
         if self._is_leaving:  # its runs are released at the end
             return []
         handles = [RunHandle(self, job_of(run_id)) for run_id in taken.runs]
+        late = [RunHandle(self, job_of(run_id)) for run_id in taken.expired]
+        if beside is None:
+            handles += late
+        else:
+            self._expired.update(taken.expired)
         if not taken.must_examine:
             return handles
         async with aclosing(

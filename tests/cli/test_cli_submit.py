@@ -173,3 +173,13 @@ assert not sys.modules.keys() & {{"semantic_kernel", "openai", "planner_ext.plan
         timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "order-7\n"), done.stderr
+
+
+def test_a_run_is_submitted_with_its_place_in_the_order(command: Command) -> None:
+    """Its priority, and its earliest start, which the list names; no worker takes it before."""
+    order = ("--priority", "7", "--not-before", "2999-01-31T06:00:00")
+    assert command(*SUBMIT, *order).code == 0
+    assert command(*WORK).code == 0
+    (run,) = command("runs", "list", *STORE, "--json").document
+    assert (run["status"], run["priority"]) == ("queued", 7)
+    assert run["waits_for"].startswith("its start at 2999-01-")

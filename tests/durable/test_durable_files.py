@@ -240,12 +240,13 @@ async def test_a_network_file_system_is_refused_by_name(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No file is made; whoever knows that its locks hold names it, and no other one."""
-    device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        f"1 0 0:0 / / rw - ext4 /dev/a rw\n"
-        f"2 1 {os.major(device)}:{os.minor(device)} / {tmp_path} rw shared:1 - {kind} server:/x rw\n"
-    )
+    with mounts.open("w") as file:
+        device = os.fstat(file.fileno()).st_dev
+        file.write(
+            f"1 0 0:0 / / rw - ext4 /dev/a rw\n"
+            f"2 1 {os.major(device)}:{os.minor(device)} / {tmp_path} rw shared:1 - {kind} server:/x rw\n"
+        )
     monkeypatch.setattr(sqlite, "_MOUNTS", mounts)
     trusted = "PLANNER_EXT_TRUSTED_FILE_SYSTEMS"
     monkeypatch.setenv(trusted, "afs")

@@ -116,12 +116,13 @@ async def test_the_numbers_of_a_store_are_reported(store: str, tmp_path: Path) -
 async def test_a_store_that_fails_reports_nothing(
     store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning for all gauges; the collection of other metrics goes on."""
+    """One warning for all gauges that are read from it; the collection of other metrics goes on."""
     async with open_runs(store) as runs:
         await runs._store.database.transact(
             ("ALTER TABLE planner_notices RENAME TO planner_elsewhere", {})
         )
-        assert [gauge.observed(name) for name in gauge._GAUGES] == [[]] * 11
+        read_there = gauge._GAUGES.keys() - {"planner_ext.store.waiting"}
+        assert [gauge.observed(name) for name in read_there] == [[]] * 11
         await runs._store.database.transact(
             ("ALTER TABLE planner_elsewhere RENAME TO planner_notices", {})
         )
