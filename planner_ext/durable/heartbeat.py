@@ -217,6 +217,12 @@ class LeasedWorkers:
             for worker_id, watched in self._watched.items()
             if watched.missed >= _BEATS
         }
+        # One that has left removed its row; it may own a run whose claim came late.
+        dead |= {
+            owner.worker_id
+            for owner in owners
+            if owner.seen_at is None and not owner.is_locked
+        }
         return dead - {self.worker_id}
 
     def beat_of(self, owner: str | None) -> float | None:

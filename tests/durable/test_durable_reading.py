@@ -6,21 +6,20 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from planner_ext.durable import Approvals, Runs, StoreError, postgres
+from planner_ext import Approve
+from planner_ext.durable import Approvals, Runs, RunsClient, StoreError
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, call, say
-from support.durable import GOAL, PAY, decide_all, open_runs, turn, world
+from support.durable import GOAL, PAY, open_runs, turn, world
 
 LOOK = """
 import asyncio, sys
@@ -133,15 +132,8 @@ async def test_a_reader_sees_what_a_worker_writes_later(
             assert await reader.count_runs() == number
 
 
-async def retried_briefly(
-    with_retries: Callable[..., Awaitable[Any]], attempt: Any, *, seconds: float
-) -> Any:
-    """Have hardly any patience with a server that takes no writes."""
-    return await with_retries(attempt, seconds=min(seconds, 0.1))
-
-
 async def test_a_role_with_the_right_to_select_lists_a_database(
-    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, tmp_path: Path
 ) -> None:
     """Nothing is written where transactions are read-only; a decision names the missing right."""
     async with open_runs(postgres_url) as runs:
@@ -163,11 +155,13 @@ async def test_a_role_with_the_right_to_select_lists_a_database(
     async with Approvals.connect(url) as approvals:
         assert [item.id for item in await approvals.pending()] == ["a/0/pay"]
         assert (await approvals.show("a/0/pay")).status == "open"
-    monkeypatch.setattr(
-        postgres, "_with_retries", partial(retried_briefly, postgres._with_retries)
-    )
-    with pytest.raises(StoreError, match=r"takes no writes|Grant the user the rights"):
-        await decide_all(url)
+    async with opened_store(url, create=False) as opened:
+        opened.database.waits.patience = 0.1
+        approvals = RunsClient(opened).approvals()
+        with pytest.raises(
+            StoreError, match=r"takes no writes|Grant the user the rights"
+        ):
+            await approvals.decide("a/0/pay", Approve())
 
 
 def endless(request: object) -> ScriptedReply:
