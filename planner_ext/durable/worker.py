@@ -1039,11 +1039,23 @@ class WorkerPool:
             handles += late
         else:
             self._expired.update(taken.expired)
-        if not taken.must_examine:
-            return handles
-        async with aclosing(
-            self.runner.store.due(self.runner.clock.now(), taken.dead)
-        ) as due:
+        if taken.must_examine:
+            room = limit - len(handles)
+            handles += await self._take_died(job_of, room, dead=taken.dead, skip=skip)
+        return handles
+
+    async def _take_died(
+        self,
+        job_of: Callable[[str], Job[R]],
+        limit: int,
+        *,
+        dead: Collection[str],
+        skip: Collection[str],
+    ) -> "list[RunHandle[R]]":
+        """Take due runs whose owner, or an earlier worker, has died."""
+        handles: list[RunHandle[R]] = []
+        now = self.runner.clock.now()
+        async with aclosing(self.runner.store.due(now, dead)) as due:
             async for record in due:
                 if len(handles) >= limit or self._is_leaving:
                     break
@@ -1051,13 +1063,6 @@ class WorkerPool:
                 if record.run_id not in skip and await self._take_examined(record, job):
                     handles.append(RunHandle(self, job))
         return handles
-
-    async def _forget_refused(self) -> None:
-        """Forget refused runs that others have ended, each time that they are twice as many."""
-        unfinished = await self.runner.store.unfinished(self._refused)
-        for run_id in self._refused.keys() - unfinished:
-            del self._refused[run_id]
-        self._most_refused = max(_MOST_REFUSED, 2 * len(self._refused))
 
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
         """Claim a run whose worker died; one that is driven alone is not claimed beside another."""
