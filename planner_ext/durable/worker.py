@@ -23,6 +23,7 @@ call of another run with it. One that was in a request is not, and has a higher 
 
 import asyncio
 import logging
+import math
 import os
 import random
 from collections import ChainMap
@@ -464,7 +465,7 @@ class Claims:
         if owner == me or (owner is None and not record.deaths):
             return Examined(record=record)
         died = owner is not None and record.unfinished
-        progress, calls = await self._standing(record.run_id)
+        progress, calls, _ = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
         # a death in a request says little: after a kill all runs of a worker would be driven one by one
@@ -547,7 +548,7 @@ class Claims:
         reason.
         """
         record = await self.store.record(run_id)
-        progress, calls = await self._standing(run_id)
+        progress, calls, _ = await self._standing(run_id)
         if record.owner != self.workers.worker_id or (
             not calls and isinstance(error, asyncio.CancelledError)
         ):
@@ -596,7 +597,7 @@ class Claims:
         record = await self.store.record(run_id)
         if record.owner != self.workers.worker_id:
             return
-        progress, _ = await self._standing(run_id)
+        progress, _, deadline = await self._standing(run_id)
         retries, deaths = await self.store.counts(run_id, progress)
         now = self.clock.now()
         outage = self._outage_of(error)
@@ -614,6 +615,8 @@ class Claims:
             self.outages.forget(await self.store.retried_at())
             delay = min(left, self.outages.delay(endpoint, now - since))
             next_try = f"waits for {escaped(endpoint)}, next try"
+        if now < deadline:
+            delay = min(delay, deadline - now)
         parked = await self._park(
             Examined(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
@@ -659,13 +662,15 @@ class Claims:
             at=self.clock.now(),
         )
 
-    async def _standing(self, run_id: str) -> tuple[int, str]:
-        """Count a run's replies and results, and name its calls in flight."""
+    async def _standing(self, run_id: str) -> "_Standing":
+        """Read how far a run is."""
         try:
             facts = (await self.store.load(run_id)).facts
-            batch = fold_journal(run_id, facts).batch
+            state = fold_journal(run_id, facts)
         except InvalidJournalError:  # driving the run reports this, too
-            return 0, ""
+            return _Standing(0, "", math.inf)
+        batch = state.batch
+        deadline = state.rules.limits.deadline
         progress = sum(
             isinstance(unwrapped(fact), ModelReplied | Planned | CallFinished)
             for fact in facts
@@ -680,7 +685,25 @@ class Claims:
             for call in calls
             if call.decided is not None
         )
-        return progress, ", ".join(names)
+        return _Standing(
+            progress,
+            ", ".join(names),
+            math.inf if deadline is None else deadline.timestamp(),
+        )
+
+
+class _Standing(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+        progress: Its replies and results.
+        calls: The names of its calls in flight.
+        deadline: In seconds since the epoch.
+    """
+
+    progress: int
+    calls: str
+    deadline: float
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

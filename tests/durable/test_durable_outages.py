@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
+from planner_ext import Budget
 from planner_ext.core.facts import ModelReplied, RequestFailed
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, RunsClient
 from planner_ext.durable.options import is_final
@@ -163,6 +165,27 @@ async def test_a_run_waits_for_hours_and_then_fails(tmp_path: Path) -> None:
                 await (await runs.resume("r", planner_of(), kernel)).result()
             (record,) = await runs.list()
             assert (record.status, record.outage_at) == ("running", clock.now())
+
+
+@each_of("on_limit", ["answer", "stop"])
+async def test_a_deadline_ends_the_wait(on_limit: Any, tmp_path: Path) -> None:
+    """At that second, and not at the next try, which may be an hour later."""
+    clock = Clock()
+    deadline = datetime.fromtimestamp(clock.now() + 60.0, UTC)
+    budget = Budget(deadline=deadline, on_limit=on_limit)
+    with ScriptedOpenAIServer(lambda _: BUSY) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            Runs.sqlite(tmp_path / f"{on_limit}.db", clock=clock) as runs,
+        ):
+            runs.drive_with(planner_of(clock=clock), kernel)
+            await runs.submit(GOAL, run_id="r", budget=budget)
+            while not (then := await runs.activate("r")).ended:
+                assert then.seconds is not None
+                clock.seconds += then.seconds
+            (record,) = await runs.list()
+    assert record.status == "limit_reached"
+    assert clock.now() == pytest.approx(deadline.timestamp())
 
 
 async def test_a_retry_by_another_process_is_tried_at_once(
