@@ -115,7 +115,10 @@ class SetClock:
     """The machine's clock, as somebody has set it."""
 
     monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(asyncio.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
 
     def now(self) -> float:
         """Return the time that the set clock shows."""
