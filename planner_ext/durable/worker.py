@@ -1087,6 +1087,13 @@ class WorkerPool:
                     handles.append(RunHandle(self, job))
         return handles
 
+    async def _forget_refused(self) -> None:
+        """Forget refused runs that others have ended, each time that they are twice as many."""
+        unfinished = await self.runner.store.unfinished(self._refused)
+        for run_id in self._refused.keys() - unfinished:
+            del self._refused[run_id]
+        self._most_refused = max(_MOST_REFUSED, 2 * len(self._refused))
+
     async def _take_examined(self, record: RunRecord, job: Job[Any]) -> bool:
         """Claim a run whose worker died; one that is driven alone is not claimed beside another."""
         examined = await self.claims.examine_or_quarantine(record)
