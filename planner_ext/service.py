@@ -33,7 +33,11 @@ from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.engine.concurrency import StopHandle, streams
-from planner_ext.sk.charging.again import check_same_run, continued_messages
+from planner_ext.sk.charging.again import (
+    check_same_run,
+    continued_messages,
+    is_same_run,
+)
 from planner_ext.sk.charging.nested import ParentRun, current_parent_run
 from planner_ext.sk.charging.view import Charge, ChargedTextCompletion, charged
 from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
@@ -389,7 +393,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         )
         parent = current_parent_run(self._tab)
         if parent is not None:
-            parent = parent.enter()
+            parent = parent.enter(
+                partial(is_same_run, goal="", messages=chat_history.messages)
+            )
             if (continued := continued_messages(parent.tab, parent.known)) is not None:
                 chat_history.messages[:] = continued
         messages = tuple(

@@ -160,7 +160,7 @@ class Tab:
         self._expected: dict[object, Usage] = {}
         self.runs: list[Account] = []
         self.when_quiet: list[Callable[[], None]] = []
-        self._numbered = 0
+        self._made: set[int] = set()
         self.unrendered = False
 
     def __enter__(self) -> Self:
@@ -202,26 +202,39 @@ class Tab:
         """Whether a run of the call is driven."""
         return any(run.is_driven for run in self.runs)
 
-    def enter(self) -> int | None:
+    @property
+    def expects_more(self) -> bool:
+        """Whether a run of the call goes on that the function, called again, has not made yet."""
+        return bool({*self.call.going_on} - self._made)
+
+    def enter(self, is_same: Callable[[Fact], bool]) -> int | None:
         """Number a run that the call's function makes; None if what happens in it cannot be recorded as it happens.
 
-        Where the function is called again, its runs get their numbers again, in order.
+        Where the function is called again, its runs get their numbers again: each the
+        first that ``is_same`` as it began, or else the first.
         """
         if self.closed or not self._recorder.records(self):
             return None
         with self.account.lock:
-            number = max(self._numbered, self.call.entered)
-            self._numbered = number + 1
+            known = self._not_made()
+            same = (run for run in known if any(map(is_same, self.facts_of(run)[:1])))
+            new = max([len(self.call.runs), *(run + 1 for run in self._made)])
+            number = next(same, next(iter(known), new))
+            self._made.add(number)
             return number
 
     def begun(self) -> Fact | None:
         """Return the first fact of the run that the function, called again, makes next; None for a new run."""
         if self.closed or not self._recorder.records(self):
             return None
+        first = self._not_made()[:1]
+        return next((fact for run in first for fact in self.facts_of(run)[:1]), None)
+
+    def _not_made(self) -> list[int]:
+        """List the runs that the function made when it was called before, and has not made again."""
         call = self.call
-        number = max(self._numbered, call.entered)
-        known = self.facts_of(number) if number < len(call.runs) else ()
-        return known[0] if known else None
+        made = range(call.entered, len(call.runs))
+        return [run for run in made if run not in self._made]
 
     def name_of(self, run: int) -> str:
         """Name a run of the call."""

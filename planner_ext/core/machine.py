@@ -477,7 +477,9 @@ def _continue_inside(
     a run inside ends by itself where nothing is left to it. Then a run that is to stop
     answers the others; another one starts its other calls, or pauses.
     """
-    runs = tuple(i for i in entered if batch.calls[i].goes_on)
+    runs = tuple(
+        i for i in entered if not batch.calls[i].waits_inside or batch.calls[i].going_on
+    )
     if runs:
         return RunCalls(iteration=batch.iteration, indexes=runs)
     why = state.ending if state.stopping is None else state.stopping

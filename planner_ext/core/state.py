@@ -101,11 +101,11 @@ class Call:
         return bool(self.runs) and any(run.phase is Phase.PAUSED for run in self.runs)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether its function, which was left, is called again: a run in it goes on, or none waits."""
-        made = self.runs[self.entered :]
+    def going_on(self) -> list[int]:
+        """The runs that neither wait nor have ended, of those made since its last start."""
         still = (Phase.NEW, Phase.PAUSED, Phase.ENDED)
-        return not self.waits_inside or any(run.phase not in still for run in made)
+        made = range(self.entered, len(self.runs))
+        return [run for run in made if self.runs[run].phase not in still]
 
     @property
     def decided_fact(self) -> CallDecided:

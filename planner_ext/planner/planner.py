@@ -546,7 +546,7 @@ class FunctionCallingStepwisePlanner:
             # A run in a store has its own budget, even if it begins inside another run.
             parent = current_parent_run(tab_in(kernel))
             if parent is not None and kept is None:
-                parent = parent.enter()
+                parent = parent.enter(lambda begun: getattr(begun, "goal", "") == goal)
                 kept = fold(parent.known).rules if parent.known else None
         own = self.options
         options = self._checked_options()

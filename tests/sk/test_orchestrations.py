@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from semantic_kernel import Kernel
 from semantic_kernel.agents import (
     ChatCompletionAgent,
     ChatHistoryAgentThread,
@@ -27,11 +29,19 @@ from semantic_kernel.agents.runtime import InProcessRuntime
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.functions import KernelPlugin, kernel_function
 
-from planner_ext import Approve, FunctionInvokingChatCompletion
+from planner_ext import Approve, Checkpoint, FunctionInvokingChatCompletion
 from planner_ext.agent import resume_agent
+from planner_ext.durable import effect
 from planner_ext.errors import TurnPausedError
 from planner_ext.hitl_manager import Defer, ToolCall
-from planner_ext.testing import call, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    say,
+)
+from support.planner import planner_with
 from support.served import Served
 
 Serve = Callable[..., Served]
@@ -223,3 +233,115 @@ async def test_a_pause_outside_an_orchestration_is_a_message(serve: Serve) -> No
     async with runtime():
         response = await clerk.get_response("Pay order 7.")
     assert response.metadata["status"] == "paused"
+
+
+@dataclass
+class Team:
+    """A function of a run that asks an orchestration of agents."""
+
+    make: Callable[[], Any]
+    runtime: InProcessRuntime | None = None
+    entered: int = 0
+
+    @effect("idempotent")
+    @kernel_function
+    async def work(self) -> str:
+        self.entered += 1
+        if self.runtime is not None:
+            running = await self.make().invoke("Pay order 7.", self.runtime)
+            return str(await running.get(timeout=60))
+        return str(await result_of(self.make()))
+
+    def kernel(self) -> Kernel:
+        service = ScriptedChatCompletion(
+            lambda request: (
+                say(f"The team: {request.messages[-1]['content']}")
+                if request.messages[-1]["role"] == "tool"
+                else call("team-work")
+            )
+        )
+        kernel = Kernel(services=[service])
+        kernel.add_plugin(self, "team")
+        return kernel
+
+
+@pytest.mark.parametrize(
+    "orchestration", [sequential, concurrent, group_chat, handoff, magentic]
+)
+async def test_a_pause_in_an_orchestration_inside_a_function_pauses_the_run_around(
+    serve: Serve, orchestration: Callable[..., Any]
+) -> None:
+    """Where the function starts the runtime: called again, turns that have ended return at once, the other goes on."""
+    served, writing = serve([PAY, say("Order 7 is paid.")]), serve([say("Thanks.")] * 3)
+    shop = Shop()
+
+    def new_team() -> Any:
+        clerk = agent_at(served, shop, "Clerk", interceptors=[asks])
+        clerk.description = "pays"
+        writer = agent_at(writing, shop, "Writer")
+        writer.description = "writes"
+        return orchestration(clerk, writer)
+
+    team = Team(new_team)
+    planner = planner_with(plan=False)
+    paused = await planner.invoke(team.kernel(), "Go.")
+    (waiting,) = paused.pending
+    assert waiting.fully_qualified_name == "shop-pay"
+    checkpoint = Checkpoint.from_json(paused.checkpoint.to_json())
+    decisions = {waiting.path: Approve(by="ann")}
+    result = await planner.resume(team.kernel(), checkpoint, decisions)
+    assert (result.status, shop.paid, team.entered) == ("answered", [7], 2)
+    sent = len(served.server.requests) + len(writing.server.requests)
+    assert result.iterations == 2 + sent
+
+
+def pays_and_says(name: str) -> Callable[[ScriptedRequest], ScriptedReply]:
+    def script(request: ScriptedRequest) -> ScriptedReply:
+        read = any(one["role"] == "tool" for one in request.messages)
+        return say(f"{name} has paid.") if read else PAY
+
+    return script
+
+
+async def test_both_agents_of_a_concurrent_orchestration_inside_wait(
+    serve: Serve,
+) -> None:
+    """Each is decided by its path, in whatever order the runtime begins their turns."""
+    shop = Shop()
+    served = {name: serve(pays_and_says(name)) for name in ("First", "Second")}
+
+    def new_team() -> Any:
+        return concurrent(
+            *(
+                agent_at(served[name], shop, name, interceptors=[asks])
+                for name in served
+            )
+        )
+
+    team = Team(new_team)
+    planner = planner_with(plan=False)
+    result = await planner.invoke(team.kernel(), "Go.")
+    assert result.pending
+    while result.status == "paused":
+        checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
+        decisions = {result.pending[-1].path: Approve(by="ann")}
+        result = await planner.resume(team.kernel(), checkpoint, decisions)
+    assert "First has paid." in result.final_answer
+    assert "Second has paid." in result.final_answer
+    assert shop.paid == [7, 7]
+
+
+async def test_a_runtime_from_outside_hides_the_function_that_asks(
+    serve: Serve,
+) -> None:
+    """The run around cannot wait then: its model reads what waits, and what to do about it."""
+    shop = Shop()
+    clerk = agent_at(serve([PAY]), shop, "Clerk", interceptors=[asks])
+    writer = agent_at(serve([]), shop, "Writer")
+    async with runtime() as one:
+        team = Team(lambda: sequential(clerk, writer), runtime=one)
+        result = await planner_with(plan=False).invoke(team.kernel(), "Go.")
+    assert result.status == "answered"
+    assert "'Clerk' waits for a person to decide shop-pay" in result.final_answer
+    assert "start its runtime in that function" in result.final_answer
+    assert shop.paid == []

@@ -21,9 +21,25 @@ from semantic_kernel.functions.prompt_rendering_result import PromptRenderingRes
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, RunStarted
+from planner_ext.core.values import Message
 from planner_ext.engine.document import dump_message
 from planner_ext.sk.errors import NestedRunRefusedError
 from planner_ext.sk.messages import load_message
+
+
+def is_same_run(
+    begun: Fact, *, goal: str, messages: Sequence[ChatMessageContent]
+) -> bool:
+    """Return whether a run began with this goal and these messages."""
+    if not isinstance(begun, RunStarted) or begun.goal != goal:
+        return False
+    before = begun.messages[: len(messages)]
+    return [*map(_without_metadata, before)] == [*map(_without_metadata, messages)]
+
+
+def _without_metadata(message: Message) -> dict[str, Any]:
+    """Write what a model reads of a message: its metadata may name the agents of one process."""
+    return {**dump_message(message), "metadata": {}}
 
 
 def check_same_run(
@@ -35,8 +51,7 @@ def check_same_run(
         NestedRunRefusedError: If the goal, or a message before it, is another one.
     """
     assert isinstance(begun, RunStarted), "a run begins with this fact"
-    before = list(map(dump_message, begun.messages[: len(messages)]))
-    if begun.goal != goal or before != list(map(dump_message, messages)):
+    if not is_same_run(begun, goal=goal, messages=messages):
         raise NestedRunRefusedError(
             f"The function was called again, and makes another run than {begun.run_id}, which waited in it: for "
             f"{shown(goal or 'other messages')} instead of {shown(begun.goal or 'its messages')}. A function that is "

@@ -42,7 +42,11 @@ from planner_ext.sk.charging.filters import (
     edited_call,
 )
 from planner_ext.sk.chat.prices import RequestMeter
-from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
+from planner_ext.sk.errors import (
+    LimitReachedError,
+    NestedRunRefusedError,
+    TurnPausedError,
+)
 from planner_ext.sk.functions.toolset import Tool, agent_of
 
 if TYPE_CHECKING:
@@ -126,9 +130,9 @@ class ParentRun:
                 f"The run was asked to stop: {self.stop.reason}"
             )
 
-    def enter(self) -> "ParentRun":
+    def enter(self, is_same: Callable[[Fact], bool]) -> "ParentRun":
         """Number a run that the function makes, and list what has happened in it before; see `Tab.enter`."""
-        run = self.tab.enter()
+        run = self.tab.enter(is_same)
         known = () if run is None else self.tab.facts_of(run)
         return replace(self, run=run, known=known, continues=bool(known))
 
@@ -160,10 +164,12 @@ def limit_reached(limit: str, problem: str) -> LimitReachedError:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """Find a run's refusal among the causes of a function's error, or None."""
+    """Find a run's refusal, or its pause without a way back, among the causes of a function's error; or None."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, NestedRunRefusedError | LimitReachedError):
+        if isinstance(
+            cause, NestedRunRefusedError | LimitReachedError | TurnPausedError
+        ):
             return str(cause)
         cause = cause.__cause__
     return None

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from planner_ext.engine.batch import BudgetHandle, CallFailedError
-from planner_ext.engine.concurrency import StopHandle
+from planner_ext.engine.concurrency import GRACE, StopHandle
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.log import is_listening
@@ -374,15 +374,20 @@ async def _leave_function(parent: ParentRun) -> None:
     if parent.run is None or not tab.can_wait:
         return
     loop = asyncio.get_running_loop()
-    while tab.is_busy:
+    while tab.is_busy or tab.expects_more:
+        is_busy = tab.is_busy
         quiet = asyncio.Event()
 
         def wake(quiet: asyncio.Event = quiet) -> None:
             loop.call_soon_threadsafe(quiet.set)
 
         tab.when_quiet.append(wake)
-        await quiet.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if is_busy else GRACE):
+                await quiet.wait()
         tab.when_quiet.remove(wake)
+        if not (is_busy or tab.is_busy or quiet.is_set()):
+            break  # it does not make the other run again
     raise CallWaits
 
 
