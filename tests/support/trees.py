@@ -193,6 +193,8 @@ class World:
     def __post_init__(self) -> None:
         self._nodes = {node.id: node for node in self.tree.nodes()}
         self._leaves = {leaf.id: leaf for leaf in self.tree.leaves()}
+        runs = [node for node in self.tree.nodes() if node is not self.tree]
+        self._inside = sorted({(node.kind, self._level(node)) for node in runs})
 
     def process(self) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
         """Make planner and kernel, as a new process does."""
@@ -201,12 +203,17 @@ class World:
         kernel.add_plugin(_Bank(self._do), "bank")
         planners = [self._planner(self.budget)]
         planners += [self._planner(self.inner_budget) for _ in range(3)]
-        for level in (1, 2, 3):
-            kernel.add_plugin(PlannerPlugin(planners[level]), f"plan{level}")
-            kernel.add_plugin(_Own(planners[level]), f"own{level}")
-            kernel.add_function(f"ask{level}", _prompt(f"ask{level}"))
-            agent = ChatCompletionAgent(kernel=kernel, name=f"clerk{level}")
-            kernel.add_plugin(agent, f"clerk{level}")
+        for kind, level in self._inside:
+            match kind:
+                case "plan":
+                    kernel.add_plugin(PlannerPlugin(planners[level]), f"plan{level}")
+                case "own":
+                    kernel.add_plugin(_Own(planners[level]), f"own{level}")
+                case "ask":
+                    kernel.add_function(f"ask{level}", _prompt(f"ask{level}"))
+                case "clerk":
+                    agent = ChatCompletionAgent(kernel=kernel, name=f"clerk{level}")
+                    kernel.add_plugin(agent, f"clerk{level}")
         return planners[0], kernel
 
     def _planner(self, budget: Budget) -> FunctionCallingStepwisePlanner:
