@@ -247,7 +247,7 @@ class RunsClient:
         await self._doorkeeper.check(self._store, action, run_id, by=by)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
-        """End a run for good, whichever worker drives it; False if it had ended before.
+        """End a run for good, whichever worker drives it; False if it had ended before, or its answer was there.
 
         No further function starts, and every open call is answered. The worker cancels
         a call in flight; a synchronous function continues in its thread, its result is

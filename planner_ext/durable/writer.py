@@ -448,7 +448,7 @@ async def say_to(
 async def cancel_run(
     store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock
 ) -> bool:
-    """Answer every open call of a run, and end it; False if it had ended. Fences its worker."""
+    """Answer every open call of a run, and end it; False if it had ended, or was answered. Fences its worker."""
     stored = await store.load(run_id)
     read = stored.facts
     state = fold_journal(run_id, stored.facts)
@@ -476,7 +476,8 @@ async def cancel_run(
                 at=at,
             )
             await writer.append(run_id, len(read), (*facts, *ended))
-            return True
+            end = writer.state.ended
+            return end is not None and end.status == "stopped"
         # Reading all of it again may be late again.
         _, _, new = await store.load_since(run_id, len(read), now=at)
         read = (*read, *new)

@@ -1,5 +1,6 @@
 """Many runs at once: they are found by what is known of them, and each is acted on as a single one."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner_ext import Budget
+from planner_ext.core.facts import Ended
 from planner_ext.durable import (
     NotAuthorizedError,
     RetryPolicy,
@@ -17,8 +19,8 @@ from planner_ext.durable import (
 from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.runs import RunsClient
 from planner_ext.durable.store import opened_store
-from planner_ext.testing import ScriptedFault, say
-from support.durable import GOAL, PAY, open_runs, store_neutral, world
+from planner_ext.testing import ScriptedFault, ScriptedReply, ScriptedRequest, say
+from support.durable import BATCH, GOAL, PAY, open_runs, store_neutral, turn, world
 
 
 async def found(runs: RunsClient, **filters: Any) -> list[str]:
@@ -60,6 +62,11 @@ async def test_runs_are_found_by_function_fault_and_tag(
         assert listed.tags == ("nightly", "tenant 7")
 
 
+def settles(request: ScriptedRequest) -> ScriptedReply:
+    """Call three tools, then answer."""
+    return [BATCH, say("Done.")][turn(request)]
+
+
 async def test_all_runs_are_found_while_they_change(store: str) -> None:
     """More than one page of them, each once, although each leaves the list when it is cancelled."""
     async with Runs.connect(store) as runs:
@@ -71,6 +78,53 @@ async def test_all_runs_are_found_while_they_change(store: str) -> None:
             await runs.cancel(run_id)
         assert len(names) == len({*names}) == 450
         assert await runs.count(status="queued") == 0
+
+
+async def test_a_run_that_was_answered_is_not_cancelled(
+    store: str, tmp_path: Path
+) -> None:
+    """Its answer was there, and only its end was not recorded yet: it ends answered, and nobody is told otherwise."""
+    async with open_runs(store) as runs:
+        await drive(runs, tmp_path, "r", [say("Done.")])
+        facts = len((await runs.load("r")).facts)
+        await runs._store.database.transact(
+            ("DELETE FROM planner_journal WHERE seq = :last", {"last": facts - 1}),
+            ("UPDATE planner_runs SET status = 'running'", {}),
+        )
+        assert not await runs.cancel("r", by="ann")
+        result = await runs.result("r")
+        assert (result.status, result.final_answer) == ("answered", "Done.")
+
+
+async def test_many_cancel_runs_that_end_by_themselves(
+    store: str, tmp_path: Path
+) -> None:
+    """Two people cancel all, while a worker drives them: each run ends once; of a stopped one, one of them reads so."""
+    won: list[str] = []
+
+    async def cancel_all(client: RunsClient) -> None:
+        async for run_id in client.find(tag="many"):
+            if await client.cancel(run_id):
+                won.append(run_id)
+
+    async with (
+        open_runs(store, poll_seconds=0.01) as runs,
+        Runs.connect(store) as ann,
+        Runs.connect(store) as bo,
+    ):
+        for number in range(40):
+            await ann.submit(GOAL, run_id=f"run-{number}", tags=["many"])
+        made = world(tmp_path / "effects", settles)
+        handles = await runs.recover(*made)
+        await asyncio.gather(cancel_all(ann), cancel_all(bo))
+        await asyncio.gather(*(handle.result() for handle in handles))
+        ends = {one.run_id: one.status for one in await runs.list(limit=100)}
+        assert {*ends.values()} <= {"answered", "stopped"}
+        stopped = [name for name, status in ends.items() if status == "stopped"]
+        assert sorted(won) == sorted(stopped)
+        for run_id in ends:
+            facts = (await runs.load(run_id)).facts
+            assert sum(isinstance(fact, Ended) for fact in facts) == 1
 
 
 async def test_a_worker_continues_what_is_retried(store: str, tmp_path: Path) -> None:
