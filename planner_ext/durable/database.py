@@ -340,8 +340,8 @@ CREATE_TABLES: tuple[str, ...] = (
 it is next due: the earliest start of a queued run, the first expiry of a paused one, the
 next retry of a running one. ``outage_at``: since when it waits for an endpoint, or null. ``problem``:
 its last fault, or why it is in quarantine. ``retries``, ``deaths``: faults, and ends of
-its worker's process, since its last reply or result;
-``progress``: the replies and results in its journal when the last one was counted.
+its worker's process, since its last reply, start of a call, or result; ``progress``:
+how far it was when the last one was counted.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
 ``said``: messages that it shall take, a line each, the oldest first; null without one.
 ``tags``: each between line breaks; null without one.

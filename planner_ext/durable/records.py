@@ -67,7 +67,7 @@ class RunRecord:
             not.
         updated_at: When it last got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
-        retries: The faults since its last reply or result.
+        retries: The faults since its last reply, start of a call, or result.
         deaths: How often its worker's process ended since then.
         iterations: The round trips charged to it, up to its last reply; so are
             ``tool_calls``, ``tokens`` and ``cost``.

@@ -14,8 +14,8 @@ retry: the run waits, see `planner_ext.durable.outages`.
 A death is the end of the worker's process while it drove the run. These count as a
 death, too: ``KeyboardInterrupt``, ``SystemExit`` or ``GeneratorExit`` out of the run,
 and a cancellation of a running call that the pool did not ask for. After
-``max_deaths`` the run is quarantined, also if its functions may run again. A new reply
-or result resets the numbers of faults and deaths.
+``max_deaths`` the run is quarantined, also if its functions may run again. A new reply,
+the start of a call, or a result resets the numbers of faults and deaths.
 
 A run whose call was in flight at a death is driven alone, so that it does not take a
 call of another run with it. One that was in a request is not, and has a higher limit.
@@ -372,7 +372,7 @@ class Examined:
 
     Attributes:
         deaths: Since its last reply or result.
-        progress: The replies and results in its journal.
+        progress: As in `_Standing`.
         most: The deaths at which it is quarantined.
         alone: Whether it is driven alone.
     """
@@ -671,7 +671,7 @@ class Claims:
             return _Standing(0, "", math.inf)
         batch = state.batch
         deadline = state.rules.limits.deadline
-        progress = sum(
+        recorded = sum(
             isinstance(unwrapped(fact), ModelReplied | Planned | CallFinished)
             for fact in facts
         )
@@ -680,13 +680,13 @@ class Claims:
             if batch is None
             else (call for call in batch.calls if call.started and call.answer is None)
         )
-        names = (
+        names = [
             f"{call.decided.function} ({call.request.id})"
             for call in calls
             if call.decided is not None
-        )
+        ]
         return _Standing(
-            progress,
+            2 * recorded + bool(names),
             ", ".join(names),
             math.inf if deadline is None else deadline.timestamp(),
         )
@@ -696,7 +696,8 @@ class _Standing(NamedTuple):
     """How far a run is.
 
     Attributes:
-        progress: Its replies and results.
+        progress: Twice its replies and results, and one more while a call is in flight:
+            the deaths before the call are not counted against it.
         calls: The names of its calls in flight.
         deadline: In seconds since the epoch.
     """

@@ -335,6 +335,23 @@ async def test_a_run_that_records_nothing_between_deaths_is_put_back_and_then_se
         assert poison.problem.endswith("in a request, or beside another run's call.")
 
 
+async def test_deaths_before_a_call_began_do_not_count_against_it(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """A run that died with its reply and no call begun is not set aside at its first death in a call."""
+    effects = tmp_path / "effects"
+    for point in ("after_model_saved", "after_intent"):
+        killed = lives.live(
+            run_life, store, effects, "r", 0.0, PLANNER_EXT_CRASH_AT=point
+        )
+        assert killed == -signal.SIGKILL
+    async with open_runs(store, poll_seconds=0.02, max_deaths=2) as runs:
+        waiting = await runs.start(*shop(effects), GOAL, run_id="r")
+        assert (await waiting.result()).status == "paused"
+        (record,) = await runs.list()
+    assert record.deaths == 1
+
+
 async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> (
     None
 ):
