@@ -12,6 +12,7 @@ Facts are past tense, frozen, and complete. Fields that several have:
     trace          the W3C ``traceparent`` of the span, or ""
 """
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
@@ -688,6 +689,25 @@ Fact: TypeAlias = PlainFact | HappenedInside
 Place: TypeAlias = tuple[tuple[int, int, int], ...]
 """Where a run inside is made: the iteration, index and run of each call around it, the
 outermost first; empty for the outermost run itself."""
+
+
+def wrapped(fact: Fact, place: Place) -> Fact:
+    """Write a fact of a run inside, at this place, as one of the outermost run."""
+    for iteration, index, run in reversed(place):
+        fact = HappenedInside(iteration=iteration, index=index, run=run, fact=fact)
+    return fact
+
+
+def facts_inside(
+    facts: Iterable[Fact], iteration: int, index: int, run: int
+) -> list[Fact]:
+    """List what happened in one run of a call."""
+    return [
+        fact.fact
+        for fact in facts
+        if isinstance(fact, HappenedInside)
+        and (fact.iteration, fact.index, fact.run) == (iteration, index, run)
+    ]
 
 
 def unwrapped(fact: Fact) -> PlainFact:

@@ -17,11 +17,11 @@ from planner_ext.core.facts import (
     CallDecided,
     Ended,
     Fact,
-    HappenedInside,
     ModelReplied,
     Place,
     Rules,
     SharedBudgetsChecked,
+    wrapped,
 )
 from planner_ext.core.values import (
     NOTHING,
@@ -270,9 +270,7 @@ class OpenRun:
 
     def wrapped(self, fact: Fact) -> Fact:
         """Write a fact of this run as one of the outermost run."""
-        for iteration, index, run in reversed(self.place):
-            fact = HappenedInside(iteration=iteration, index=index, run=run, fact=fact)
-        return fact
+        return wrapped(fact, self.place)
 
 
 def run_at(state: State, place: Place) -> State | None:

@@ -33,6 +33,7 @@ from planner_ext.core.facts import (
     ModelAsked,
     NestedCallStarted,
     StopRequested,
+    facts_inside,
 )
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
@@ -547,13 +548,7 @@ class Calls:
         """List what has happened in a run of a call of the open batch."""
         batch = self._journal.state.batch
         assert batch is not None, "a call that runs is in the open batch"
-        place = (batch.iteration, tab.index, run)
-        return [
-            fact.fact
-            for fact in self._journal.facts
-            if isinstance(fact, HappenedInside)
-            and (fact.iteration, fact.index, fact.run) == place
-        ]
+        return facts_inside(self._journal.facts, batch.iteration, tab.index, run)
 
     async def happened(
         self,

@@ -27,7 +27,7 @@ from planner_ext.core.errors import (
     reading,
     shown,
 )
-from planner_ext.core.facts import HappenedInside, unwrapped
+from planner_ext.core.facts import HappenedInside, unwrapped, wrapped
 from planner_ext.core.values import NOTHING, EditedReply, Message
 
 SCHEMA = 1
@@ -250,13 +250,13 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
 
 
 def _validated(data: object) -> tuple[facts.Fact, ...]:
-    places: list[_Place] = []
+    places: list[facts.Place] = []
     plain: object = data
     if isinstance(data, list):
         plain = [_taken_out(values, places) for values in cast("list[Any]", data)]
     try:
         loaded = _facts().validate_python(plain, strict=False)
-        return tuple(map(_put_inside, loaded, places))
+        return tuple(map(wrapped, loaded, places))
     except InvalidLimitError as error:
         raise InvalidJournalError(
             f"The journal is damaged in its limits: {error}"
@@ -269,14 +269,10 @@ def _validated(data: object) -> tuple[facts.Fact, ...]:
         ) from error
 
 
-_Place: TypeAlias = list[tuple[int, int, int]]
-"""The iteration, index and run of each call around a fact, the outermost first."""
-
-
-def _taken_out(values: Any, places: list[_Place]) -> Any:
-    """Return the values of what happened, and note in which runs inside that was."""
-    place: _Place = []
-    places.append(place)
+def _taken_out(values: Any, places: list[facts.Place]) -> Any:
+    """Return the values of what happened, and note in which run inside that was."""
+    place = len(places)
+    places.append(())
     while isinstance(values, dict):
         inside = cast("dict[str, Any]", values)
         if inside.get("type") != "HappenedInside":
@@ -286,19 +282,13 @@ def _taken_out(values: Any, places: list[_Place]) -> Any:
             type(number) is not int or number < 0 for number in numbers
         ):
             raise InvalidJournalError(
-                f"The journal is damaged at {len(places) - 1}: expected iteration, index, run and fact of what "
+                f"The journal is damaged at {place}: expected iteration, index, run and fact of what "
                 "happened inside."
             )
         iteration, index, run = cast("list[int]", numbers)
-        place.append((iteration, index, run))
+        places[place] = (*places[place], (iteration, index, run))
         values = inside.get("fact")
     return values
-
-
-def _put_inside(fact: facts.Fact, place: _Place) -> facts.Fact:
-    for iteration, index, run in reversed(place):
-        fact = HappenedInside(iteration=iteration, index=index, run=run, fact=fact)
-    return fact
 
 
 def _check_amounts(place: int, fact: facts.Fact) -> None:

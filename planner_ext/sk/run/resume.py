@@ -61,6 +61,7 @@ from planner_ext.core.facts import (
     FunctionOutcome,
     HappenedInside,
     Resumed,
+    facts_inside,
 )
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
@@ -559,18 +560,9 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     }
     for place in inside:
         path = path_of(calls[place[1]].request.id)
-        within = calls_taken(_facts_in(place, facts), _facts_in(place, more))
+        within = calls_taken(facts_inside(facts, *place), facts_inside(more, *place))
         taken |= {name: f"{path}/{call}" for name, call in within.items()}
     return taken
-
-
-def _facts_in(place: tuple[int, int, int], facts: Sequence[Fact]) -> list[Fact]:
-    return [
-        fact.fact
-        for fact in facts
-        if isinstance(fact, HappenedInside)
-        and (fact.iteration, fact.index, fact.run) == place
-    ]
 
 
 def _calls_taken(
