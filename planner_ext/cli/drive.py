@@ -485,6 +485,8 @@ async def _drive(
         "authorize": application.authorize,
         "notify": args.notify,
         "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
+        "heads": args.heads,
+        "heads_key": os.environ.get("PLANNER_EXT_HEADS_KEY") or None,
     }
     async with opened_runs(args.store, **options) as runs:
         Terminal(sys.stderr).say(

@@ -572,6 +572,9 @@ class WorkerArgs(ApprovalArgs):
         notify: Post a notice here, as JSON, when a run of the store pauses, ends or
             fails: an https:// URL. The key that signs it is read from
             PLANNER_EXT_NOTIFY_KEY.
+        heads: Append the head of a journal to this file outside the store at each pause
+            for a person and each end, for runs verify. The key that signs it, an
+            Ed25519 private key in PEM, is read from PLANNER_EXT_HEADS_KEY.
         max_deaths: How often a run may end its worker's process, without progress
             between, before it is quarantined.
         lease: How long this worker may be frozen or cut off before others take its
@@ -592,6 +595,7 @@ class WorkerArgs(ApprovalArgs):
     notify: Annotated[
         str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")
     ] = None
+    heads: File = None
     max_deaths: Positive = 3
     lease: Annotated[float, typer.Option(metavar="SECONDS", min=0.1)] = 30.0
     grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 25.0

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -44,9 +45,11 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.text import one_line, printable
 from planner_ext.durable import RunRecord, RunResult, RunsClient, archive
 from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.chain import heads_in, verifier_of
 from planner_ext.durable.listing import AT_REST, PARKED, UNFINISHED
 from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
+from planner_ext.durable.verify import verify_archive, verify_store
 from planner_ext.engine.document import read_file
 from planner_ext.readable.text import exact
 
@@ -584,12 +587,7 @@ async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> 
     Options:
         file: What runs export wrote.
     """
-    try:
-        text = read_file(file, "run")
-    except OSError as error:
-        raise InvalidJournalError(
-            f"{file} cannot be read as an exported run: {error}."
-        ) from error
+    text = _exported(file)
     doorkeeper = Doorkeeper(authorize=await who.hooks())
     async with opened_store(store) as opened:
         key = cli.signing_key()
@@ -597,6 +595,74 @@ async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> 
             opened, text, key=key, doorkeeper=doorkeeper, by=who.by or ""
         )
     say(f"{exact(name)} is in {store_name(store)}.")
+
+
+@command(group, name="verify")
+async def verify_runs(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", show_default=False)
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(envvar=cli.STORE_VARIABLE, metavar="FILE|URL")
+    ] = None,
+    heads: cli.File = None,
+    public_key: cli.File = None,
+) -> int:
+    """Name, for each run, the first fact that was changed, left out, added or put elsewhere; changes nothing.
+
+    The links of a journal show careless changes. Whoever can write to the store can
+    compute them anew: only heads that were kept outside it show that, up to the last
+    one of each run.
+
+    Examples:
+      planner-ext runs verify --store runs.db --heads heads.log
+      planner-ext runs verify order-7.json --heads heads.log --public-key heads.pub
+
+    Options:
+        file: An exported run in place of a store. PLANNER_EXT_CHECKPOINT_KEY checks its
+            signature.
+        store: The store, which may be a copy.
+        heads: Any text with heads, such as what worker --heads wrote, or notices.
+        public_key: Only heads that were signed with its private key count. A PEM file.
+
+    Exit codes:
+      0    every fact is the one that was written, as far as the heads say
+      1    some are not
+      2    the store, the file or the key cannot be used
+    """
+    if file is None and store is None:
+        raise typer.BadParameter("give a store, or a file.", param_hint="FILE")
+    is_signed = None if public_key is None else verifier_of(_text_of(public_key))
+    known = heads_in("" if heads is None else _text_of(heads), is_signed)
+    if file is not None:
+        key = cli.signing_key()
+        verified = verify_archive(_exported(file), known, key=key)
+    else:
+        assert store is not None
+        async with opened_store(store, create=False) as opened:
+            verified = await verify_store(opened, known)
+    for run, defect in verified.defects.items():
+        print(f"{exact(run)}: {defect}.")
+    seen = f"{counted(verified.journals, 'journal')}, {counted(verified.deleted, 'deletion')}"
+    without = f"{counted(len(verified.unseen), 'journal')} without a head"
+    print(f"{seen}, {counted(len(verified.defects), 'defect')}; {without}.")
+    return ExitCode.NO_ANSWER if verified.defects else ExitCode.ANSWERED
+
+
+def _exported(file: Path) -> str:
+    try:
+        return read_file(file, "run")
+    except OSError as error:
+        raise InvalidJournalError(
+            f"{file} cannot be read as an exported run: {error}."
+        ) from error
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise InvalidLimitError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 @command(group, exit_codes=DONE, name="backup")

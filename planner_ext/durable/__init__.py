@@ -28,6 +28,8 @@ store allows it. Only ``planner-ext store migrate`` changes the tables of a stor
     retention        how long what has ended is kept, and how a person is forgotten
     listing          filters for a list of runs, and the numbers of a store
     migration        changes the tables to the schema that this version needs
+    chain            links the facts of a journal, and signs the last link
+    verify           compares journals with their links and heads
     archive          a run as a JSON document, exported and imported
     gauge            the numbers of a store as metrics
     options          the options of a worker, and when it retries a run

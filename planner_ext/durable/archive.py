@@ -9,12 +9,14 @@ which an imported run keeps.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, cast
 
 from planner_ext.core.errors import InvalidJournalError, reading
 from planner_ext.core.facts import Fact
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.chain import Chain
 from planner_ext.durable.database import Row, Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunConflictError, reading_row
 from planner_ext.durable.inputs import (
@@ -33,7 +35,7 @@ from planner_ext.durable.records import (
     write_votes,
 )
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
-from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
+from planner_ext.durable.writer import ADD_FACT, JournalWriter, compact, fact_rows
 from planner_ext.engine.document import (
     document_of,
     dump_facts,
@@ -42,7 +44,7 @@ from planner_ext.engine.document import (
 )
 from planner_ext.engine.fork import forked_facts
 
-_KEYS = "run_id", "run", "facts", "decisions", "votes", "refusals"
+_KEYS = "run_id", "run", "facts", "chain", "decisions", "votes", "refusals"
 _RUN = (
     "goal",
     "status",
@@ -62,7 +64,7 @@ _SELECT = (
     f"SELECT {', '.join(_DECISIONS)} FROM planner_approvals WHERE run_id = :run_id AND decision IS NOT NULL",
     f"SELECT {', '.join(_VOTES)} FROM planner_approvals WHERE run_id = :run_id AND votes IS NOT NULL",
     f"SELECT {', '.join(_REFUSALS)} FROM planner_refusals WHERE run_id = :run_id ORDER BY at",
-    "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq",
+    "SELECT seq, schema, fact, link, salt FROM planner_journal WHERE run_id = :run_id ORDER BY seq",
 )
 _JSON = ("goal", "problem", "inputs", "new_budget", "decision", "votes")
 """The columns of text that is JSON."""
@@ -126,6 +128,7 @@ async def export_run(
         run_id=run_id,
         run=run,
         facts=dump_facts(read_facts(run_id, facts)),
+        chain=_chain(facts),
         decisions=decisions,
         votes=votes,
         refusals=refusals,
@@ -184,7 +187,7 @@ async def import_run(
             (_REFUSE, _REFUSALS, data["refusals"]),
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
-        steps = [*await _journal_steps(run_id, facts), *steps]
+        steps = [*await _journal_steps(run_id, facts, data["chain"]), *steps]
     first = json.dumps(data["facts"][0]) if data["facts"] else None
     hooks = hooks_in(run_id, run["inputs"], first)
     await (doorkeeper or Doorkeeper()).check_under(hooks, "import", run_id, by=by)
@@ -258,17 +261,58 @@ def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
         raise ValueError(f"it is {status}, and its journal contradicts that")
 
 
-async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
-    """List the steps that write a journal and its derived rows, without notices."""
+async def _journal_steps(
+    run_id: str, facts: Sequence[Fact], given: object = None
+) -> list[Step]:
+    """List the steps that write a journal and its derived rows, without notices.
+
+    Args:
+        run_id: The run.
+        facts: Its journal.
+        given: What `_chain` returned, which is kept as it is. None begins a new chain.
+    """
     derived = _Steps()
     writer = JournalWriter(derived, run_id, ())
     for seq, fact in enumerate(facts):
         await writer.append(run_id, seq, (fact,))
-    written = dump_facts(facts)
+    rows, _ = fact_rows(run_id, Chain.begin(run_id), dump_facts(facts))
+    if given is not None:
+        rows = [
+            {**row, "link": link, "salt": salt}
+            for row, (link, salt) in zip(rows, _read_chain(given), strict=True)
+        ]
     return [
-        *((ADD_FACT, fact_row(run_id, seq, fact)) for seq, fact in enumerate(written)),
+        *((ADD_FACT, row) for row in rows),
         *(step for step in derived.steps if step[0] not in (ADD_FACT, ADD_NOTICE)),
     ]
+
+
+def _chain(rows: Sequence[Row]) -> dict[str, object]:
+    """Turn the links of a journal into JSON values."""
+    return {"salt": rows[0][4] if rows else None, "links": [row[3] for row in rows]}
+
+
+def _read_chain(given: Any) -> list[tuple[str | None, str | None]]:
+    """Read the links, and the salt, which stands beside the first one."""
+    salt = given["salt"]
+    links: list[object] = given["links"]
+    if not all(value is None or isinstance(value, str) for value in (salt, *links)):
+        raise TypeError("its links are not texts")
+    read = cast("list[str | None]", links)
+    return [(link, None if place else salt) for place, link in enumerate(read)]
+
+
+def read_archive(text: str, *, key: bytes | None = None) -> tuple[str, list[Row]]:
+    """Read the name of an exported run, and the rows that `first_defect` compares; raises as `import_run`."""
+    with reading("The exported run is", InvalidJournalError):
+        data = read_document(text, "run", _KEYS, key=key)
+        facts = [compact(fact) for fact in data["facts"]]
+        pairs = zip_longest(facts, _read_chain(data["chain"]))
+        rows: list[Row] = [
+            (-1 if fact is None else place, fact, *(chain or (None, None)))
+            for place, (fact, chain) in enumerate(pairs)
+        ]
+        return str(data["run_id"]), rows
 
 
 class _Steps(JournalStore):

@@ -230,6 +230,8 @@ CREATE_TABLES: tuple[str, ...] = (
         seq INTEGER NOT NULL,
         schema INTEGER NOT NULL,
         fact TEXT NOT NULL,
+        link TEXT,
+        salt TEXT,
         PRIMARY KEY (run_id, seq)
     )
     """,
@@ -313,7 +315,8 @@ CREATE_TABLES: tuple[str, ...] = (
     CREATE TABLE planner_deleted (
         digest TEXT PRIMARY KEY,
         status TEXT NOT NULL,
-        at DOUBLE PRECISION NOT NULL
+        at DOUBLE PRECISION NOT NULL,
+        head TEXT
     )
     """,
     *BUDGET_TABLES,
@@ -360,12 +363,13 @@ without one others take its runs.
 given up. ``planner_subscriptions``: the events of which notices are written, ``until``
 then. ``planner_grants.question``: digest of the question that ``decision`` answers,
 ``used`` times so far, the last time for the approval ``used_for``.
-``planner_deleted``: the `deleted_digest` of each deleted run's name, and its last
-status. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
+``planner_deleted``: the `run_digest` of each deleted run's name, its last status, and
+the number and last link of its journal. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
 no run is driven; ``retried``, when a failed run was last revived; ``inbox``, the
 address of its pages; ``retention``, how long what ended is kept; ``forgotten``, the key
 of the digests that stand for forgotten keys of shared budgets.
-``planner_journal.fact``: "" once it was forgotten. Times are seconds since the epoch.
+``planner_journal.fact``: "" once it was forgotten. ``link``, ``salt``: see
+`planner_ext.durable.chain`. Times are seconds since the epoch.
 """
 
 

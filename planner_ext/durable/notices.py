@@ -16,10 +16,13 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 from planner_ext.core.values import frozen
+from planner_ext.durable.chain import keep_head
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
@@ -35,7 +38,7 @@ from planner_ext.durable.records import (
     read_moment,
 )
 from planner_ext.durable.store import JournalStore
-from planner_ext.engine.concurrency import called, end_tasks
+from planner_ext.engine.concurrency import called, end_tasks, in_thread
 from planner_ext.engine.ports import Clock
 
 if TYPE_CHECKING:
@@ -103,6 +106,8 @@ class RunNotice:
         at: When it happened.
         inbox: The address of the inbox, as ``planner-ext serve --public-url`` or
             `Runs.set_inbox` last gave it; "" if that is not known.
+        head: The head of its journal at a pause or end, for `planner_ext.durable.chain`:
+            kept outside the store it proves what was in it. Else "".
     """
 
     id: str
@@ -115,6 +120,7 @@ class RunNotice:
     where: str
     at: datetime
     inbox: str = ""
+    head: str = ""
 
     @property
     def text(self) -> str:
@@ -204,14 +210,20 @@ class Notifier:
     Args:
         listeners: The listener of each event.
         webhook: Receives all events, or None.
+        heads: The file of the heads, or None.
+        sign: Signs a head; None does not.
     """
 
     def __init__(
         self,
         listeners: Mapping[NoticeEvent, Listener | None],
         webhook: "Webhook | None" = None,
+        heads: Path | None = None,
+        sign: Callable[[str], str] | None = None,
     ) -> None:
         self._webhook = webhook
+        self._sign = sign
+        keep = None if heads is None else partial(_keep_head, heads)
         self._delivering: set[asyncio.Task[None]] = set()
         self._targets: dict[str, dict[str, Listener]] = {}
         for event in _EVENTS:
@@ -219,7 +231,7 @@ class Notifier:
             if listener is not None and not callable(listener):
                 problem = f"on_{event} must be a function of one notice; got {shown(listener)}."
                 raise InvalidLimitError(problem)
-            given = {f"on_{event}": listener, "notify": webhook}
+            given = {f"on_{event}": listener, "notify": webhook, "heads": keep}
             if targets := {
                 name: target for name, target in given.items() if target is not None
             }:
@@ -362,6 +374,7 @@ class Notifier:
             where=self._where,
             inbox=await self._store.inbox(),
             at=datetime.fromtimestamp(float(created_at or 0), UTC),
+            head=self._sign(state.head) if self._sign and state.head else state.head,
         )
 
     async def _failed(self, row: Sequence[Value], state: "_Body", problem: str) -> None:
@@ -417,6 +430,11 @@ class Notifier:
             with suppress(ApprovalRefusedError):  # a row that was altered
                 found.append(read_approval(row, now=now))
         return tuple(found)
+
+
+async def _keep_head(path: Path, notice: RunNotice) -> None:
+    if notice.head:
+        await in_thread(partial(keep_head, path, notice.head))
 
 
 class _NotTakenError(PlannerExtError):
@@ -512,6 +530,7 @@ class _Body:
 
     status: str = ""
     problem: str = ""
+    head: str = ""
     taken: list[str] = field(default_factory=list[str])
 
 
@@ -519,7 +538,8 @@ def _body(key: Value, text: Value) -> _Body:
     with reading_row(f"The body of notice {key!r} is"):
         body = json.loads(str(text))
         taken = [str(name) for name in body.get("taken", ())]
-        return _Body(str(body["status"]), str(body["problem"]), taken)
+        head = str(body.get("head", ""))
+        return _Body(str(body["status"]), str(body["problem"]), head, taken)
 
 
 @contextmanager

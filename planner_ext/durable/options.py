@@ -5,6 +5,7 @@ import random
 import re
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from planner_ext.approval.decisions import Authorize, check_authorize, is_duration
@@ -13,6 +14,7 @@ from planner_ext.core.causes import causes_of, status_of
 from planner_ext.core.errors import PlannerExtError, require, shown
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.core.values import frozen
+from planner_ext.durable.chain import signer_of
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.notices import Listener, Notifier, Webhook
 from planner_ext.engine.ports import Clock
@@ -137,6 +139,11 @@ class WorkerOptions(TypedDict, total=False):
         notify_key: Signs the posted notices: ``whsec_`` and base64, or any other text
             as it is. The header ``webhook-signature`` is then ``v1,`` and the base64 of
             the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. None does not sign.
+        heads: A file outside the store to which the head of a journal is appended at
+            each pause for a person and each end, for ``planner-ext runs verify``.
+            Notices have it, too.
+        heads_key: Signs heads: an Ed25519 private key in PEM. None does not sign. Needs
+            the extra ``sign``.
     """
 
     worker_id: str | None
@@ -153,6 +160,8 @@ class WorkerOptions(TypedDict, total=False):
     on_failed: Listener | None
     notify: str | None
     notify_key: str | None
+    heads: str | Path | None
+    heads_key: str | None
 
 
 @frozen
@@ -173,6 +182,8 @@ class WorkerSettings:
     on_failed: Listener | None = None
     notify: str | None = None
     notify_key: str | None = None
+    heads: str | Path | None = None
+    heads_key: str | None = None
 
     def __post_init__(self) -> None:
         in_doubt = self.in_doubt
@@ -207,6 +218,8 @@ class WorkerSettings:
                 "failed": self.on_failed,
             },
             webhook,
+            None if self.heads is None else Path(self.heads),
+            None if self.heads_key is None else signer_of(self.heads_key),
         )
 
 

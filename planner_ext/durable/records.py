@@ -330,7 +330,7 @@ def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fac
         InvalidJournalError: If a row is damaged; names it.
     """
     values: list[object] = []
-    for place, (seq, schema, fact) in enumerate(rows, first):
+    for place, (seq, schema, fact, *_) in enumerate(rows, first):
         if seq != place:
             raise InvalidJournalError(
                 f"The journal of run {run_id!r} is damaged: expected row {place}, found {seq}."

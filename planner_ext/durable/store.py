@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import wraps
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
@@ -17,6 +16,7 @@ from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
 from planner_ext.core.values import frozen
+from planner_ext.durable.chain import Chain, run_digest
 from planner_ext.durable.database import Database, Row, Step, Value
 from planner_ext.durable.errors import (
     DuplicateRowError,
@@ -70,6 +70,10 @@ _TABLES_OF_RUNS = (
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget, said FROM planner_runs WHERE run_id = :run_id"
 _JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
+_CHAIN = """
+    SELECT link, (SELECT salt FROM planner_journal WHERE run_id = :run_id AND seq = 0) FROM planner_journal
+    WHERE run_id = :run_id AND seq = :last
+"""
 _FIRST_FACT = (
     "SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id AND seq = 0"
 )
@@ -209,9 +213,12 @@ _IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_run
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
 
 _KEEP_DIGEST = """
-    INSERT INTO planner_deleted (digest, status, at)
-    SELECT :digest, status, {now} FROM planner_runs WHERE run_id = :run_id AND owner = :owner
-    ON CONFLICT (digest) DO UPDATE SET status = EXCLUDED.status, at = EXCLUDED.at
+    INSERT INTO planner_deleted (digest, status, at, head)
+    SELECT :digest, status, {now}, (
+        SELECT CAST(seq + 1 AS TEXT) || '.' || link FROM planner_journal
+        WHERE run_id = :run_id ORDER BY seq DESC LIMIT 1
+    ) FROM planner_runs WHERE run_id = :run_id AND owner = :owner
+    ON CONFLICT (digest) DO UPDATE SET status = EXCLUDED.status, at = EXCLUDED.at, head = EXCLUDED.head
 """
 
 _OWNED = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
@@ -222,7 +229,7 @@ _TAKE_RUNS = (
 )
 _HAS_TEXTS = f"({_FIRST_FACT}) <> ''"
 _TAKE_TEXTS = (
-    f"UPDATE planner_journal SET fact = '' WHERE {_OWNED}",
+    f"UPDATE planner_journal SET fact = '', salt = NULL WHERE {_OWNED}",
     *(f"DELETE FROM {table} WHERE {_OWNED}" for table in _TABLES_OF_RUNS[1:]),
     "UPDATE planner_runs SET owner = NULL, inputs = NULL, said = NULL WHERE owner = :owner RETURNING run_id",
 )
@@ -380,7 +387,7 @@ class JournalStore:
         }
         values |= {"status": status, "inputs": inputs, "tags": tags}
         values |= {"priority": priority, "wake_at": wake_at}
-        digest: dict[str, Value] = {"digest": deleted_digest(run_id)}
+        digest: dict[str, Value] = {"digest": run_digest(run_id)}
         hints = self.database.hints if owner is None else ()
         forget = (
             "DELETE FROM planner_deleted WHERE digest = :digest",
@@ -397,7 +404,7 @@ class JournalStore:
             SELECT status, at FROM planner_deleted
             WHERE digest = :digest AND NOT EXISTS (SELECT 1 FROM planner_runs WHERE run_id = :run_id)
         """
-        digest = deleted_digest(run_id)
+        digest = run_digest(run_id)
         rows = await self._rows(statement, run_id=run_id, digest=digest)
         return (str(rows[0][0]), float(rows[0][1] or 0)) if rows else None
 
@@ -415,6 +422,16 @@ class JournalStore:
                 "worker took the run over, or a call was decided or something said meanwhile. Nothing was recorded "
                 "here; read the run again."
             ) from error
+
+    async def chain(self, run_id: str, number: int) -> Chain:
+        """Read the chain of the first facts of a journal, so many of them."""
+        if number == 0:
+            return Chain.begin(run_id)
+        rows = await self._rows(_CHAIN, run_id=run_id, last=number - 1)
+        link, salt = rows[0] if rows else ("", "")
+        return Chain(
+            run=run_digest(run_id), number=number, link=str(link), salt=str(salt)
+        )
 
     async def record(self, run_id: str) -> RunRecord:
         """Read a run's row; raise `UnknownRunError` if the store has no such run."""
@@ -1197,7 +1214,7 @@ class JournalStore:
         kept = [
             (
                 _KEEP_DIGEST.format(now=self.database.now),
-                {**owner, "run_id": name, "digest": deleted_digest(name)},
+                {**owner, "run_id": name, "digest": run_digest(name)},
             )
             for name in names
             if take is _TAKE_RUNS
@@ -1228,9 +1245,12 @@ class JournalStore:
         return int((await self._rows(statement, **values))[0][0] or 0)
 
 
-def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> Step:
+def notice_step(
+    run_id: str, status: str, *, at: float, problem: str = "", head: str = ""
+) -> Step:
     """Return the step that adds a notice of a run's new status, if a worker subscribed."""
-    body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
+    told = {"status": status, "problem": problem, "head": head}
+    body = json.dumps(told, separators=(",", ":"))
     values: dict[str, Value] = {
         "id": uuid.uuid4().hex,
         "run_id": run_id,
@@ -1239,11 +1259,6 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
         "at": at,
     }
     return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
-
-
-def deleted_digest(run_id: str) -> str:
-    """Return what a store keeps of a deleted run's name."""
-    return sha256(f"planner_ext run {run_id}".encode()).hexdigest()
 
 
 def _listed(names: Collection[str]) -> str:

@@ -42,6 +42,7 @@ from planner_ext.core.state import (
     run_at,
 )
 from planner_ext.durable.authorization import Doorkeeper
+from planner_ext.durable.chain import Chain
 from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.grants import using_steps
@@ -66,11 +67,14 @@ from planner_ext.engine.journal import (
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Clock
 
-ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
+ADD_FACT = """
+    INSERT INTO planner_journal (run_id, seq, schema, fact, link, salt)
+    VALUES (:run_id, :seq, :schema, :fact, :link, :salt)
+"""
 _ADD_OWN_FACT = """
-    INSERT INTO planner_journal (run_id, seq, schema, fact)
+    INSERT INTO planner_journal (run_id, seq, schema, fact, link, salt)
     VALUES (:run_id, (SELECT CAST(:seq AS INTEGER) FROM planner_runs WHERE run_id = :run_id AND owner = :owner),
-            :schema, :fact)
+            :schema, :fact, :link, :salt)
 """
 """Fails with a null key where another worker has become the owner, whether or not it
 has written."""
@@ -254,6 +258,7 @@ class JournalWriter:
         self._started: dict[_Asked, str] = {}
         for seq, fact in enumerate(facts):
             self._note_start(fact, seq)
+        self._chain: Chain | None = None
         self._buffered: list[Step] = []
         self._held: list[Fact] = []
         self._open = self._open_approvals()
@@ -278,7 +283,9 @@ class JournalWriter:
                 self._approval_id(run, call): (run, call)
                 for run, call in waiting_everywhere(state).values()
             }
-        steps = [*self._buffered, *self._fact_steps(seq, facts)]
+        chain = self._chain or await self._store.chain(self.run_id, seq)
+        rows, chain = fact_rows(self.run_id, chain, dump_facts(facts))
+        steps = [*self._buffered, *self._fact_steps(rows)]
         held = [*self._held, *facts]
         if (
             closed
@@ -293,6 +300,7 @@ class JournalWriter:
                 facts[-1],
                 [call for _, call in opened.values()],
                 is_queued=self._is_queued,
+                head=chain.head,
             )
             # Else nobody could read it.
             if (
@@ -309,6 +317,7 @@ class JournalWriter:
             steps = []
         self._held = held
         self._buffered = steps
+        self._chain = chain
         self.state = state
         self._open = {
             id_: asked for id_, asked in self._open.items() if id_ not in closed
@@ -376,17 +385,14 @@ class JournalWriter:
             self.budget.line = ""
         return steps
 
-    def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
+    def _fact_steps(self, rows: Sequence[Mapping[str, Value]]) -> list[Step]:
         statement = ADD_FACT
         own = dict[str, Value]()
         # What is buffered has it: once in a transaction is enough.
         if self._claim is not None and not self._buffered:
             statement = _ADD_OWN_FACT
             own = {"owner": self._claim.owner}
-        return [
-            (statement, {**fact_row(self.run_id, place, value), **own})
-            for place, value in enumerate(dump_facts(facts), start=seq)
-        ]
+        return [(statement, {**row, **own}) for row in rows]
 
     async def _opening_steps(
         self, opened: Mapping[str, tuple[OpenRun, Call]], at: float
@@ -486,13 +492,13 @@ async def cancel_run(
 
 def _open_steps(run_id: str, id_: str, run: OpenRun, call: Call) -> list[Step]:
     fact = call.decided_fact
-    problem = _compact(fact.reason) if fact.reason else None
+    problem = compact(fact.reason) if fact.reason else None
     values = call_values(run, call)
     opens: dict[str, Value] = {
         "id": id_,
         "run_id": run_id,
         "fingerprint": fact.fingerprint,
-        "call": _compact(values),
+        "call": compact(values),
         "function": values["fully_qualified_name"],
         "roles": joined([*values["roles"], *values.get("escalates_to", ())]),
         "question": question_digest(
@@ -511,7 +517,7 @@ def _open_steps(run_id: str, id_: str, run: OpenRun, call: Call) -> list[Step]:
 
 
 def _run_update(
-    state: State, last: Fact, waiting: Iterable[Call], *, is_queued: bool
+    state: State, last: Fact, waiting: Iterable[Call], *, is_queued: bool, head: str
 ) -> list[Step]:
     spent = state.usage
     values: dict[str, Value] = {
@@ -553,17 +559,35 @@ def _run_update(
     told = (
         []
         if status == "running"
-        else [notice_step(state.run_id, status, at=state.at, problem=problem)]
+        else [
+            notice_step(state.run_id, status, at=state.at, problem=problem, head=head)
+        ]
     )
     return [moved, *told]
 
 
-def fact_row(run_id: str, seq: int, value: object) -> dict[str, Value]:
-    """Return the values of `ADD_FACT` for a fact as JSON values."""
-    return {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": _compact(value)}
+def fact_rows(
+    run_id: str, chain: Chain, values: Iterable[object]
+) -> tuple[list[dict[str, Value]], Chain]:
+    """Return the values of `ADD_FACT` for the next facts, as JSON values, and the chain after them."""
+    rows: list[dict[str, Value]] = []
+    for value in values:
+        text = compact(value)
+        following = chain.after(text)
+        row: dict[str, Value] = {
+            "run_id": run_id,
+            "seq": chain.number,
+            "schema": SCHEMA,
+            "fact": text,
+            "link": following.link,
+            "salt": None if chain.number else chain.salt,
+        }
+        rows.append(row)
+        chain = following
+    return rows, chain
 
 
-_compact = json.JSONEncoder(separators=(",", ":")).encode
+compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _start_name(fact: CallStarted, seq: int) -> str:

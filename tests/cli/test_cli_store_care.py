@@ -180,3 +180,23 @@ def test_a_person_is_forgotten(command: Command, here: Path) -> None:
     assert not [
         path for path in here.glob("runs.db*") if b"user-7" in path.read_bytes()
     ]
+
+
+def test_what_cannot_be_verified_is_refused(command: Command, here: Path) -> None:
+    """Without a store or file, and with heads or a key that cannot be read; an exported run needs no store."""
+    assert command("runs", "submit", "Refund it.", "--create", "--run-id", "a", *STORE)
+    assert command("runs", "cancel", "a", *STORE).code == 0
+    assert command("runs", "export", "a", "--output", "a.json", *STORE).code == 0
+    verify = ("runs", "verify")
+    (here / "key.pub").write_text("x")
+    for wrong, said in (
+        ((), "give a store, or a file"),
+        ((*STORE, "--heads", "none.log"), "none.log cannot be read"),
+        ((*STORE, "--public-key", "key.pub"), "must be an Ed25519 key"),
+        (("none.json",), "none.json cannot be read"),
+    ):
+        refused = command(*verify, *wrong)
+        assert (refused.code, said in refused.words) == (2, True), refused.err
+    seen = "1 journal, 0 deletions, 0 defects; 1 journal without a head.\n"
+    for which in (STORE, ("a.json",)):
+        assert command(*verify, *which).out == seen

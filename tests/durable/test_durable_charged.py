@@ -17,6 +17,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem
+from planner_ext.durable.chain import Chain
 from planner_ext.durable.database import Step
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
@@ -65,6 +66,9 @@ class Table(JournalStore):
     def __init__(self, life: Life) -> None:
         self.rows: list[Any] = []
         self.life = life
+
+    async def chain(self, run_id: str, number: int) -> Chain:
+        return replace(Chain.begin(run_id), number=number)
 
     async def append(self, run_id: str, *steps: Step) -> None:
         self.life.pass_moment()

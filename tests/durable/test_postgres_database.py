@@ -39,7 +39,17 @@ def fact(
     seq: int, run_id: str = "r"
 ) -> tuple[str, dict[str, str | int | float | None]]:
     """Write the step that adds a row to a journal."""
-    return (ADD_FACT, {"run_id": run_id, "seq": seq, "schema": 1, "fact": "{}"})
+    return (
+        ADD_FACT,
+        {
+            "run_id": run_id,
+            "seq": seq,
+            "schema": 1,
+            "fact": "{}",
+            "link": "",
+            "salt": "",
+        },
+    )
 
 
 def created(run_id: str = "r") -> tuple[str, dict[str, str | int | float | None]]:
