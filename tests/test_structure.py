@@ -5,6 +5,7 @@ One test for each rule; it lists every module that breaks it.
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tokenize
@@ -453,6 +454,30 @@ def test_a_module_says_what_it_promises() -> None:
     check(
         "Each module opens with a docstring:",
         (name_of(file) for file in FILES if not ast.get_docstring(tree_of(file))),
+    )
+
+
+def test_the_map_names_what_is_there() -> None:
+    """Each file and each name in the map of the code, the docstring of the core, is there."""
+    text = ast.get_docstring(tree_of(PACKAGE / "core" / "__init__.py")) or ""
+    where = text.partition("Where is what")[2].partition("Glossary")[0]
+    files = re.findall(r"``([a-z_/]+\.py)``", where)
+    there = [PACKAGE / file for file in files if not file.startswith("tests/")]
+    check(
+        "The map names these files, which do not exist:",
+        (str(file) for file in there if not file.is_file()),
+    )
+    sources = "\n".join(file.read_text("utf-8") for file in FILES)
+    names = {name.rpartition(".")[2] for name in re.findall(r"(?<!`)`([\w.]+)`", where)}
+    check(
+        "The map names these, which no module defines:",
+        (
+            name
+            for name in sorted(names)
+            if not re.search(
+                rf"^ *(async def|def|class) {name}\b", sources, re.MULTILINE
+            )
+        ),
     )
 
 
