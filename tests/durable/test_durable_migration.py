@@ -17,8 +17,17 @@ from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable.database import SCHEMAS, Schema
 from planner_ext.durable.migration import migrate
 from planner_ext.durable.store import opened_store
-from planner_ext.testing import say
-from support.durable import GOAL, PAY, decide_all, open_runs, world
+from planner_ext.testing import ScriptedReply, ScriptedRequest, say
+from support.durable import (
+    BATCH,
+    GOAL,
+    PAY,
+    decide_all,
+    effects_in,
+    open_runs,
+    turn,
+    world,
+)
 
 __all__ = ["made"]
 
@@ -105,6 +114,31 @@ async def test_both_versions_work_on_what_was_only_added(
         assert await ended(made, tmp_path) == {"answered"}
         await begun(made, tmp_path, "of the new")
     assert await ended(made, tmp_path) == {"answered"}
+
+
+async def test_a_worker_drives_on_while_its_store_is_migrated(
+    made: str, tmp_path: Path
+) -> None:
+    """Amid calls and requests of many runs: none fails, or repeats anything; a breaking change is refused."""
+
+    def script(request: ScriptedRequest) -> ScriptedReply:
+        return [BATCH, say("Done.")][turn(request)]
+
+    effects = tmp_path / "effects"
+    names = [f"run-{number}" for number in range(12)]
+    async with open_runs(made, poll_seconds=0.01) as runs:
+        for name in names:
+            await runs.submit(GOAL, run_id=name)
+        handles = await runs.recover(*world(effects, script, seconds=0.2))
+        with version(CHANGED), pytest.raises(StoreError, match="these live"):
+            await migrate(made)
+        with version(ADDED):
+            await migrate(made)
+        for handle in handles:
+            assert (await handle.result()).status == "answered"
+        records = await runs.list()
+    assert {(one.problem, one.retries, one.deaths) for one in records} == {("", 0, 0)}
+    assert len(effects_in(effects)) == 3 * len(names)
 
 
 async def test_a_change_ends_older_versions(made: str) -> None:
