@@ -57,7 +57,7 @@ async def test_no_way_passes_the_budget(
     way: str, trips: int, times: int, streamed: bool
 ) -> None:
     """The server counts what the run reports, and no more than it may; nothing marked runs, no function too many."""
-    async with world(greedy(way, times)) as seen:
+    async with world(greedy(way, times), way) as seen:
         with_expert(seen)
         budget = Budget(max_iterations=trips, max_tool_calls=8)
         planner = planner_with("chat", plan=False, budget=budget)
@@ -73,7 +73,7 @@ async def test_no_way_passes_the_budget(
 @every_way
 async def test_a_run_inside_is_in_the_usage_of_calls_by_function(way: str) -> None:
     """A limit by function counts all calls of the run, nested runs included."""
-    async with world(greedy(way, 3)) as seen:
+    async with world(greedy(way, 3), way) as seen:
         with_expert(seen)
         budget = Budget(max_iterations=12, max_calls_per_function={"bank-look": 2})
         await invoke(
@@ -87,7 +87,7 @@ async def test_a_run_inside_is_in_the_usage_of_calls_by_function(way: str) -> No
 )
 async def test_a_service_is_charged_for_what_its_functions_do(way: str) -> None:
     """The metadata of a service report the requests of its functions, and its budget bounds them."""
-    async with world(greedy(way, 2)) as seen:
+    async with world(greedy(way, 2), way) as seen:
         with_expert(seen)
         history = ChatHistory()
         history.add_user_message("Go.")
@@ -137,7 +137,7 @@ async def test_with_nothing_left_the_request_is_refused_and_the_run_answers(
     way: str,
 ) -> None:
     """Of two trips one asks and one answers: nothing is sent between them, and the model reads why."""
-    async with world(once(way, say("never"))) as seen:
+    async with world(once(way, say("never")), way) as seen:
         result, told = await outcome(seen, way, max_iterations=2)
         assert result.iterations == 2
         assert len(seen.server.requests) == 2

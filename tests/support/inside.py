@@ -310,8 +310,14 @@ class World:
 
 
 @asynccontextmanager
-async def world(script: Any) -> AsyncGenerator[World]:
-    """Make the kernel and the server."""
+async def world(script: Any, way: str | None = None) -> AsyncGenerator[World]:
+    """Make the kernel and the server.
+
+    Args:
+        script: What the model says.
+        way: The one way to a model that the kernel has, as a model calls it; None for
+            all of ``Inside`` and of ``MODES``, which take 0.1 seconds to describe.
+    """
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(
             base_url=server.url, api_key="any", max_retries=0
@@ -321,8 +327,16 @@ async def world(script: Any) -> AsyncGenerator[World]:
             )
             kernel, bank, inside = Kernel(services=connector), Bank(), Inside()
             kernel.add_plugin(bank, "bank")
-            kernel.add_plugin(inside, "inside")
-            kernel.add_functions("ask", [prompt_function(mode) for mode in MODES])
+            match way.split("-") if way else ():
+                case ["inside", name]:
+                    kernel.add_function("inside", getattr(inside, name))
+                case ["ask", mode]:
+                    kernel.add_function("ask", prompt_function(mode))
+                case [_, _]:
+                    pass  # the test adds it
+                case _:
+                    kernel.add_plugin(inside, "inside")
+                    kernel.add_functions("ask", [*map(prompt_function, MODES)])
             yield World(kernel, server, bank, inside, connector)
 
 
