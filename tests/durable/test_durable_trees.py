@@ -23,7 +23,7 @@ from planner_ext.testing.crash import CRASH_POINTS, kill
 from support.durable import effects_in, open_runs
 from support.processes import Lives
 from support.property_world import tried
-from support.trees import Node, World, allow, trees
+from support.trees import Node, World, allow, ended_runs, node_of, trees
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pydantic.warnings.PydanticDeprecationWarning"
@@ -162,4 +162,9 @@ def test_a_kill_at_any_moment_repeats_nothing(
     )
     if result.status == "answered":
         assert (tree.effects - done).total() <= in_doubt
+        for run in ended_runs(result.facts).values():
+            node = node_of(tree, run)
+            asked = run.usage.iterations
+            assert node.requests <= asked <= node.requests + deaths * IN_ONE_BATCH
+            assert run.usage.tool_calls == node.starts
     assert sent <= result.iterations <= sent + deaths * IN_ONE_BATCH

@@ -12,20 +12,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_ext import Budget, Checkpoint
+from planner_ext import Budget, Checkpoint, StopHandle
 from planner_ext.approval.decisions import Decision
 from planner_ext.approval.waiting import pending_calls
-from planner_ext.core.facts import CallDecided, Ended, Fact, place_of_fact, unwrapped
-from planner_ext.core.fold import apply, fold
-from planner_ext.core.state import Phase, State, run_at
+from planner_ext.core.facts import CallDecided, unwrapped
+from planner_ext.core.fold import fold
+from planner_ext.core.state import Phase
 from planner_ext.sk.chat.history import check_history
 from support.property_world import tried
-from support.trees import PRICE, Died, Journal, Node, World, trees
+from support.trees import (
+    PRICE,
+    Died,
+    Journal,
+    Node,
+    World,
+    ended_runs,
+    node_of,
+    trees,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pydantic.warnings.PydanticDeprecationWarning"
 )
 """Semantic Kernel looks at every attribute of an agent that is added as a plugin, deprecated ones among them."""
+
+IN_FLIGHT = 3**4
+"""As many runs may be about to ask at once."""
 
 OnDeferred = Literal["hold_all", "run_safe_first"]
 
@@ -44,28 +56,16 @@ class EveryName:
         return True
 
 
-def ended_runs(facts: list[Fact]) -> dict[str, State]:
-    """Fold a journal, and return each run inside at its end, by name."""
-    state = State()
-    ended: dict[str, State] = {}
-    for fact in facts:
-        state = apply(state, fact)
-        run = run_at(state, place_of_fact(fact))
-        if isinstance(unwrapped(fact), Ended) and run is not None:
-            ended[run.run_id] = run
-    return ended
-
-
-def node_of(world: World, run: State) -> Node:
-    """Find what a run is in its tree, by the number in its goal or first messages."""
-    text = run.goal or " ".join(str(getattr(one, "content", one)) for one in run.given)
-    return world.node(int(text.split("#")[1]))
-
-
-async def played(world: World, draw: Random, *, cancels: bool = False) -> Any:
+async def played(
+    world: World,
+    draw: Random,
+    *,
+    cancels: bool = False,
+    stop: StopHandle | None = None,
+) -> Any:
     """Play a tree to its end, from checkpoint to checkpoint."""
     planner, kernel = world.process()
-    result = await planner.invoke(kernel, world.goal)
+    result = await planner.invoke(kernel, world.goal, stop=stop)
     while result.status == "paused":
         checkpoint = Checkpoint.from_json(result.checkpoint.to_json())
         assert checkpoint.state().usage == result.usage
@@ -78,7 +78,7 @@ async def played(world: World, draw: Random, *, cancels: bool = False) -> Any:
         if draw.random() < 0.2:
             planner, kernel = world.process()
         decisions = world.decisions(result.pending, draw)
-        result = await planner.resume(kernel, checkpoint, decisions)
+        result = await planner.resume(kernel, checkpoint, decisions, stop=stop)
     return result
 
 
@@ -96,7 +96,7 @@ def test_each_effect_happens_once_and_each_request_is_charged_at_every_level(
     assert result.tool_calls == tree.starts
     assert abs(result.usage.cost - PRICE * tree.requests) < 1e-9
     for run in ended_runs(result.facts).values():
-        node = node_of(world, run)
+        node = node_of(tree, run)
         spent = (run.usage.iterations, run.usage.tool_calls)
         assert spent == (node.requests, node.starts)
 
@@ -120,6 +120,35 @@ def test_no_limit_of_any_run_is_exceeded(
     assert all(count <= 1 for count in world.done.values())
     assert set(+world.done) <= set(tree.effects)
     assert world.sent == result.iterations <= most
+    check_history(result.chat_history.messages, EveryName())
+
+
+@few
+@drawn
+def test_a_stop_at_any_moment_ends_every_run(
+    tree: Node, on_deferred: OnDeferred, seed: int
+) -> None:
+    """While one runs or waits, at any depth: what was sent is charged, and nothing begins after it."""
+    draw = Random(seed)
+    stop = StopHandle()
+    left = draw.randint(1, tree.requests + tree.effects.total())
+    after: list[str] = []
+
+    def tell(what: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            stop.stop("enough")
+        elif left < 0 and what == "asked":
+            after.append(what)
+
+    world = World(deepcopy(tree), on_deferred, tell=tell)
+    result = asyncio.run(played(world, draw, stop=stop))
+    assert result.status in ("answered", "stopped")
+    assert all(count <= 1 for count in world.done.values())
+    assert set(+world.done) <= set(tree.effects)
+    assert result.iterations == world.sent
+    assert len(after) <= IN_FLIGHT
     check_history(result.chat_history.messages, EveryName())
 
 

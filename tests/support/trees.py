@@ -32,9 +32,12 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.approval.decisions import Decision, ToolCall
-from planner_ext.core.facts import Fact
+from planner_ext.core.facts import Ended, Fact, place_of_fact, unwrapped
+from planner_ext.core.fold import apply
+from planner_ext.core.state import State, run_at
 from planner_ext.durable import effect
 from planner_ext.engine.activation import Activation
+from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.document import dump_facts, load_facts
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import (
@@ -47,25 +50,28 @@ from planner_ext.testing import (
 )
 from support.stock import stock
 
-Fate: TypeAlias = Literal["approve", "deny", "supply", "edit"]
-Asked: TypeAlias = Literal["mark", "policy", "refused", "nobody"]
+Fate: TypeAlias = Literal["approve", "always", "deny", "supply", "edit", "late"]
+Asked: TypeAlias = Literal["mark", "policy", "inner", "refused", "nobody"]
 Kind: TypeAlias = Literal["plan", "ask", "clerk", "own"]
 EDITED = 1000
+EXPIRES_IN = 60.0
 PRICE = 0.25
 Hidden = Annotated[Kernel, {"include_in_function_choices": False}]
 
 
 @dataclass(kw_only=True)
 class Leaf:
-    """A call with an effect: who is asked about it, and what they say."""
+    """A call with an effect: who is asked about it, and what they say.
+
+    Attributes:
+        waits: Whether somebody is asked. An ``inner`` planner's rule holds only in its
+            run and those inside, and an approval may be for the rest of the run.
+    """
 
     asked: Asked
     fate: Fate
     id: int = 0
-
-    @property
-    def waits(self) -> bool:
-        return self.asked in ("mark", "policy")
+    waits: bool = False
 
 
 @dataclass(kw_only=True)
@@ -97,11 +103,27 @@ class Node:
         """What its functions, and those inside, have done at the end."""
         done = Counter[int]()
         for leaf in self.leaves():
-            if leaf.asked == "nobody" or (leaf.waits and leaf.fate == "approve"):
+            if leaf.asked == "refused":
+                continue
+            if not leaf.waits or leaf.fate in ("approve", "always"):
                 done[leaf.id] += 1
-            elif leaf.waits and leaf.fate == "edit":
+            elif leaf.fate == "edit":
                 done[leaf.id + EDITED] += 1
         return done
+
+    def ask(self, *, is_ruled: bool = False) -> None:
+        """Say which of its calls, and of those inside, wait."""
+        free: set[Asked] = {"refused", "nobody"}
+        if not is_ruled:
+            free.add("inner")
+        for batch in self.batches:
+            for one in batch:
+                if isinstance(one, Leaf):
+                    one.waits = one.asked not in free
+                else:
+                    one.ask(is_ruled=is_ruled or one.kind in ("plan", "own"))
+            asked = [one for one in batch if isinstance(one, Leaf) and one.waits]
+            free |= {one.asked for one in asked if one.fate == "always"}
 
     @property
     def starts(self) -> int:
@@ -112,8 +134,8 @@ class Node:
 
 leaves = st.builds(
     Leaf,
-    asked=st.sampled_from(("mark", "mark", "policy", "refused", "nobody")),
-    fate=st.sampled_from(("approve", "approve", "deny", "supply", "edit")),
+    asked=st.sampled_from(("mark", "mark", "policy", "inner", "refused", "nobody")),
+    fate=st.sampled_from(("approve", "always", "deny", "supply", "edit", "late")),
 )
 
 
@@ -133,10 +155,41 @@ def numbered(tree: Node) -> Node:
         node.id = number
     for number, leaf in enumerate(tree.leaves(), 1):
         leaf.id = number
+    tree.ask()
     return tree
 
 
 trees = nodes(3).map(numbered)
+
+
+def ended_runs(facts: Sequence[Fact]) -> dict[str, State]:
+    """Fold a journal, and return each run inside at its end, by name."""
+    state = State()
+    ended: dict[str, State] = {}
+    for fact in facts:
+        state = apply(state, fact)
+        run = run_at(state, place_of_fact(fact))
+        if isinstance(unwrapped(fact), Ended) and run is not None:
+            ended[run.run_id] = run
+    return ended
+
+
+def node_of(tree: Node, run: State) -> Node:
+    """Find what a run is in its tree, by the number in its goal or first messages."""
+    text = run.goal or " ".join(str(getattr(one, "content", one)) for one in run.given)
+    number = int(text.split("#")[1])
+    return next(node for node in tree.nodes() if node.id == number)
+
+
+class PassingClock(SystemClock):
+    """The system's clock, and time that passes at once."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return super().now() + self.passed
 
 
 class Died(BaseException):
@@ -189,6 +242,7 @@ class World:
     done: Counter[int] = field(default_factory=Counter[int])
     sent: int = 0
     lives: int = 0
+    clock: PassingClock = field(default_factory=PassingClock)
 
     def __post_init__(self) -> None:
         self._nodes = {node.id: node for node in self.tree.nodes()}
@@ -225,7 +279,8 @@ class World:
             budget=budget,
             price=lambda _model, _usage: PRICE,
             approval=approval,
-            interceptors=[self._policy] if is_root else [],
+            clock=self.clock,
+            interceptors=[self._policy if is_root else self._own_policy],
         )
         return FunctionCallingStepwisePlanner(options=options)
 
@@ -235,9 +290,18 @@ class World:
 
     def _policy(self, asked: ToolCall) -> Decision | None:
         leaf = self._leaves.get(int(asked.arguments.get("id", 0)))
-        if leaf is None or leaf.asked == "nobody" or leaf.asked == "mark":
-            return None
-        return Deny("never") if leaf.asked == "refused" else Defer(roles=["boss"])
+        match leaf.asked if leaf else None:
+            case "refused":
+                return Deny("never")
+            case "policy":
+                return _question("boss", leaf)
+            case _:
+                return None
+
+    def _own_policy(self, asked: ToolCall) -> Decision | None:
+        leaf = self._leaves.get(int(asked.arguments.get("id", 0)))
+        is_ours = leaf is not None and leaf.asked == "inner"
+        return _question("chief", leaf) if is_ours else None
 
     def _reply(self, request: ScriptedRequest) -> ScriptedReply:
         self.sent += 1
@@ -250,10 +314,6 @@ class World:
         level = self._level(node)
         return calls(*(_asked_for(one, level + 1) for one in node.batches[turn]))
 
-    def node(self, number: int) -> Node:
-        """Return a run of the tree by its number."""
-        return self._nodes[number]
-
     def _level(self, node: Node) -> int:
         return sum(node in one.nodes() for one in self.tree.nodes()) - 1
 
@@ -264,9 +324,12 @@ class World:
     def decisions(
         self, pending: Sequence[ToolCall], draw: Random
     ) -> dict[str, Decision]:
-        """Decide some of what waits, as the tree says."""
+        """Decide some of what waits, as the tree says; where that is nothing, the time of it passes."""
         some = draw.sample(list(pending), draw.randint(1, len(pending)))
-        return {one.path: self.decision(one.arguments, one.in_doubt) for one in some}
+        decided = [one for one in some if one.in_doubt or one.expires_at is None]
+        if not decided:
+            self.clock.passed += EXPIRES_IN + 1.0
+        return {one.path: self.decision(one.arguments, one.in_doubt) for one in decided}
 
     def decision(self, arguments: Mapping[str, Any], in_doubt: bool) -> Decision:
         """Decide a call as the tree says; nobody runs one in doubt again."""
@@ -275,7 +338,9 @@ class World:
         match self._leaves[int(arguments["id"])].fate:
             case "approve":
                 return Approve(by="ann")
-            case "deny":
+            case "always":
+                return Approve(by="ann", always="function")
+            case "deny" | "late":
                 return Deny("no", by="ann")
             case "supply":
                 return Supply("told", by="ann")
@@ -300,9 +365,17 @@ async def allow(request: Any) -> bool:
     return bool(request.by)
 
 
+def _question(role: str, leaf: Leaf | None) -> Defer:
+    is_late = leaf is not None and leaf.fate == "late"
+    return Defer(roles=[role], expires_in=EXPIRES_IN if is_late else None)
+
+
 def _asked_for(one: Leaf | Node, level: int) -> Any:
+    kind = "leaf" if isinstance(one, Leaf) else "run"
+    id_ = f"{kind}/{one.id}#1%" if one.id % 3 == 0 else f"{kind}_{one.id}"
     if isinstance(one, Leaf):
-        return call("bank-pay" if one.asked == "mark" else "bank-look", {"id": one.id})
+        name = "bank-pay" if one.asked == "mark" else "bank-look"
+        return call(name, {"id": one.id}, id=id_)
     goal = f"Go #{one.id}#"
     names = {
         "plan": (f"plan{level}-reach_goal", {"goal": goal}),
@@ -310,7 +383,7 @@ def _asked_for(one: Leaf | Node, level: int) -> Any:
         "ask": (f"ask{level}-ask{level}", {"goal": goal}),
         "clerk": (f"clerk{level}-clerk{level}", {"messages": goal}),
     }
-    return call(*names[one.kind])
+    return call(*names[one.kind], id=id_)
 
 
 def _prompt(name: str) -> KernelFunctionFromPrompt:
