@@ -1,10 +1,15 @@
 """PostgreSQL as a database of runs: each transaction once, also if the connection breaks; errors with names."""
 
 import asyncio
+import os
+import random
+import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 import psycopg
@@ -55,6 +60,27 @@ def fact(
 def created(run_id: str = "r") -> tuple[str, dict[str, str | int | float | None]]:
     """Write the step that enters a run."""
     return (CREATE_RUN, {"run_id": run_id, "goal": '"g"', "owner": None, "at": 1.0})
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """Mount a small disk that the user of the server may use."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        disk = folder / "disk"
+        disk.mkdir()
+        options = ["-t", "tmpfs", "-o", "size=40m,mode=777", "tmpfs"]
+        if (
+            shutil.which("mount") is None
+            or subprocess.run(
+                ["mount", *options, str(disk)], stderr=subprocess.DEVNULL, check=False
+            ).returncode
+        ):
+            pytest.skip("this machine lets nobody mount a disk")
+        shutil.chown(disk, "nobody")
+        yield disk
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture
@@ -121,8 +147,14 @@ async def test_a_commit_that_was_lost_is_done_again(
     assert await counted(database) == (1, 0)
 
 
-async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
-    """A connection that breaks in a commit which did happen: the transaction is done once, without a duplicate."""
+@pytest.mark.parametrize("fails_over", [False, True])
+async def test_a_commit_whose_answer_was_lost_is_not_done_again(
+    fails_over: bool,
+) -> None:
+    """A connection that breaks in a commit which did happen: the transaction is done once, without a duplicate.
+
+    Also where new sessions take no writes for a while: only others, later, tell.
+    """
     with (
         PostgresServer() as server,
         psycopg.connect(server.url(), autocommit=True) as admin,
@@ -147,9 +179,41 @@ async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
                 asked = asyncio.create_task(database.transact(fact(seq)))
         admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
         admin.execute("SELECT pg_reload_conf()")
+        if fails_over:
+            admin.execute("ALTER ROLE postgres SET default_transaction_read_only = on")
         admin.execute("SELECT pg_terminate_backend(%s)", waiting[0])
+        if fails_over:
+            while not database.waits.seconds:  # noqa: ASYNC110  (no event says so)
+                await asyncio.sleep(0.01)
+            admin.execute("ALTER ROLE postgres RESET default_transaction_read_only")
         assert await asked == [()]
         assert await counted(database) == (seq + 1, seq)
+        await database.close()
+
+
+async def test_a_full_disk_is_waited_for(disk: Path) -> None:
+    """A transaction that finds no space waits, and is done once, when there is some."""
+    with PostgresServer() as server:
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            admin.execute(f"CREATE TABLESPACE small LOCATION '{disk}'".encode())
+            admin.execute("CREATE DATABASE small TABLESPACE small")
+        database = PostgresDatabase(server.url("small"))
+        await database.open()
+        await database.transact(created())
+        filler = disk / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        step, values = fact(0)
+        text = random.Random(0).randbytes(500_000).hex()  # which is not compressed
+        writing = asyncio.create_task(
+            database.transact((step, {**values, "fact": text}))
+        )
+        while database.waits.seconds < 1:  # noqa: ASYNC110  (no event says so)
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(os.truncate, filler, 0)
+        assert await writing == [()]
+        assert await counted(database) == (1, 0)
         await database.close()
 
 
