@@ -303,7 +303,7 @@ BESIDE_THE_LOOP = {
 }
 """What a run needs where a feature is used, and imports then."""
 MOST_MODULES = 60
-MOST_TOKENS = 94_000
+MOST_TOKENS = 94_500
 """What importing the planner may load; tokens are counted without comments and docstrings."""
 
 
