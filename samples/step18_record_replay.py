@@ -9,7 +9,7 @@ Output:
     forked: The desk costs 80 EUR.
 
 ``python samples/step18_record_replay.py --record`` rewrites step18_cassette.json. In pytest a fixture does all of
-this: see ``planner_ext.testing.pytest_plugin``.
+this: see ``planner_ext.pytest_plugin``.
 """
 
 import asyncio

@@ -9,14 +9,16 @@ import builtins
 import hmac
 import json
 import os
+import platform
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from secrets import token_bytes
 from typing import Annotated, Any, cast
 
+import semantic_kernel
 import semantic_kernel.exceptions as kernel_errors
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import to_jsonable_python
@@ -25,6 +27,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import (
 )
 from semantic_kernel.contents import ChatHistory
 
+import planner_ext
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described
 from planner_ext.core.facts import Fact
 from planner_ext.core.values import frozen
@@ -56,11 +59,15 @@ class ReplayDifferenceError(PlannerException):
 
     Attributes:
         differences: As they were found.
+        notes: What else is not as it was: the versions, and the options of a run.
     """
 
-    def __init__(self, differences: Sequence["Difference"]) -> None:
+    def __init__(
+        self, differences: Sequence["Difference"], notes: Sequence[str] = ()
+    ) -> None:
         self.differences = tuple(differences)
-        listed = "\n".join(f"- {one}" for one in self.differences)
+        self.notes = tuple(notes)
+        listed = "\n".join([f"- {one}" for one in self.differences] + [*self.notes])
         super().__init__(
             f"The run differs from the recorded one:\n{listed}\nIf that is intended, record the cassette again."
         )
@@ -139,8 +146,8 @@ class Asked:
     def equals(self, other: "Asked") -> bool:
         """Whether a replayed request equals this recorded one."""
         return all(
-            same(getattr(self, field.name), getattr(other, field.name))
-            for field in fields(self)
+            same(getattr(self, one.name), getattr(other, one.name))
+            for one in fields(self)
         )
 
     @classmethod
@@ -304,6 +311,21 @@ def _text(value: Any) -> str:
 # The file.
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that a cassette names."""
+    return {
+        "planner-ext": planner_ext.__version__,
+        "semantic-kernel": semantic_kernel.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def options_of(run: Sequence[Fact]) -> dict[str, Any]:
+    """Return the options with which a run began, as JSON values, without defaults."""
+    first, *_ = dump_facts(run[:1]) or [{}]
+    return first.get("rules", {})
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -369,6 +391,8 @@ class Exchange(_Strict):
 
 
 class _Content(_Strict):
+    versions: dict[str, str]
+    options: list[dict[str, Any]] = Field(max_length=100_000)
     services: dict[
         str, Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     ]
@@ -384,11 +408,13 @@ class Cassette:
         services: The model of each service, by its id.
         exchanges: The requests, in order.
         runs: The journals, nested ones included, in the order in which they began.
+        versions: Those with which they were recorded.
     """
 
     services: Mapping[str, str]
     exchanges: Sequence[tuple[Asked, Exchange]]
     runs: Sequence[tuple[Fact, ...]]
+    versions: Mapping[str, str] = field(default_factory=versions)
 
     def write(self, path: Path, scrub: Scrubber) -> None:
         """Write the file atomically.
@@ -399,6 +425,8 @@ class Cassette:
         every = range(len(self.exchanges))
         salt = token_bytes(32)
         written: dict[str, Any] = {
+            "versions": dict(self.versions),
+            "options": scrub.values([options_of(facts) for facts in self.runs]),
             "services": dict(self.services),
             "requests": scrub.values(
                 [self._packed(n).model_dump(exclude_defaults=True) for n in every]
@@ -511,7 +539,7 @@ class Cassette:
                 raise _DamagedError(
                     f"Its run {number} (runs.{number}) is damaged: {error}"
                 ) from error
-        return cls(file.services, exchanges, runs)
+        return cls(file.services, exchanges, runs, file.versions)
 
 
 class _DamagedError(Exception):

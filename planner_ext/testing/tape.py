@@ -71,7 +71,9 @@ from planner_ext.testing.cassette import (
     Raised,
     ReplayDifferenceError,
     differences,
+    options_of,
     same,
+    versions,
 )
 from planner_ext.testing.connector import OuterConnector
 from planner_ext.testing.scrub import Scrub, Scrubber
@@ -391,7 +393,7 @@ class _Player(_Tape):
                     )
                 )
         if self._raises and self.differences:
-            raise ReplayDifferenceError(self.differences)
+            raise ReplayDifferenceError(self.differences, [*self._notes()])
 
     def run_id(self, goal: str) -> str:
         known = next(
@@ -469,6 +471,18 @@ class _Player(_Tape):
                 )
             )
 
+    def _notes(self) -> Iterator[str]:
+        """Say what else is not as it was recorded: the versions, and the options of a run."""
+        for name, now in versions().items():
+            if (then := self.cassette.versions.get(name)) != now:
+                yield f"It was recorded with {name} {then}; this is {now}."
+        for run in self.cassette.runs:
+            facts = self.runs.get(getattr(run[0], "run_id", ""), run)
+            before = json.dumps(options_of(run))
+            after = json.dumps(options_of(facts))
+            if before != after:
+                yield f"The options of a run were {before}; they are {after}."
+
     def _note(self, found: Difference) -> None:
         """Add a difference once, without secrets; later requests repeat it."""
         found = replace(found, got=self._scrub.text(found.got))
@@ -505,7 +519,7 @@ class _Player(_Tape):
                 )
             )
         if number is None or (self._raises and self.differences):
-            raise ReplayDifferenceError(self.differences)
+            raise ReplayDifferenceError(self.differences, [*self._notes()])
         left.remove(number)
         return number
 
@@ -525,7 +539,7 @@ class _Player(_Tape):
                     got="waited for",
                 )
             )
-            raise ReplayDifferenceError(self.differences)
+            raise ReplayDifferenceError(self.differences, [*self._notes()])
 
     async def reply(
         self,

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
     """Write one HTML file of one run, or of two side by side: a run and its fork. It fetches nothing.
 
-    The title is by default the goal of the first run.
+    The title is by default the goal of the first run; of a fork, what it changes: after
+    which iteration it begins, and with what instruction.
 
     Raises:
         PlannerExtError: If jinja2 is not installed.
@@ -53,12 +54,31 @@ def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
         raise ValueError(
             f"A page shows one run, or two side by side: [timeline] or [timeline, fork]; got {given}."
         )
-    title = title or one_line(timelines[0].goal) or "Run"
+    title = title or _change(timelines) or one_line(timelines[0].goal) or "Run"
     return (
         _templates()
         .get_template("page.html.jinja")
         .render(title=title, timelines=timelines)
     )
+
+
+def _change(timelines: Sequence[Timeline]) -> str:
+    """Say what a fork changes in its run; "" without a fork."""
+    first, *others = timelines
+    common = _same(timelines) if others else 0
+    if not common:
+        return ""
+    new = others[0].iterations[common : common + 1]
+    said = [
+        message.text
+        for one in new
+        for message in one.messages
+        if message.role == "user"
+    ]
+    instruction = f": {one_line(said[-1])}" if said else ""
+    number = first.iterations[common - 1].number
+    after = "the plan" if number < 0 else f"iteration {number}"
+    return f"Fork after {after}{instruction}"
 
 
 def fragment_of(timeline: Timeline, *, details: str = "") -> str:

@@ -74,7 +74,13 @@ def environment(folder: Path) -> dict[str, str]:
         if not name.startswith(("OPENAI_", "PLANNER_EXT_"))
     }
     places = (Path(planner_ext.__file__).parent.parent, folder)
-    return {**own, "PYTHONPATH": os.pathsep.join(map(str, places)), "COLUMNS": "120"}
+    return {
+        **own,
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "COLUMNS": "120",
+        # As the entry point does where the package is installed.
+        "PYTEST_PLUGINS": "planner_ext.pytest_plugin",
+    }
 
 
 def typed(lives: Lives, folder: Path, line: str) -> str:

@@ -1,6 +1,10 @@
 """The pytest plugin, as a user's project has it: recorded once with a key, replayed without anything."""
 
 import os
+import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +14,8 @@ import planner_ext
 from planner_ext.testing import ScriptedOpenAIServer, call, say
 from support.processes import Lives
 
-CONFTEST = 'pytest_plugins = ["planner_ext.testing.pytest_plugin"]\n'
+ROOT = Path(planner_ext.__file__).parent.parent
+CONFTEST = 'pytest_plugins = ["planner_ext.pytest_plugin"]\n'
 TESTS = """
 import asyncio
 
@@ -128,6 +133,44 @@ def test_a_changed_function_fails_the_test_and_is_named(
     )
     assert "1 failed" in out
     assert "error" not in out.splitlines()[-1]
+
+
+def test_the_difference_is_reported_first_without_a_stack(
+    project: Path, run_pytest: RunPytest, record: RunPytest
+) -> None:
+    """The report has the difference, the place in the test, and other options; nothing of what is between."""
+    assert record()[0] == 0
+    changed = TESTS.replace(": 12 EUR", ": 13 EUR").replace(
+        "plan=False", "plan=False, max_iterations=7"
+    )
+    (project / "test_shop.py").write_text(changed)
+    _, out = run_pytest()
+    lines = out[out.index("___ test_price ___") :].splitlines()
+    assert lines[1] == "The run differs from the recorded one:"
+    assert lines[2].startswith("- request 1, the result of shop-price: expected")
+    assert '"max_iterations": 15' in out and '"max_iterations": 7' in out
+    assert re.search(r"\ntest_shop\.py:\d+: test_price\n", out)
+    assert "planner_ext/" not in out and "Traceback" not in out
+    _, whole = run_pytest("--full-trace")
+    assert "planner_ext/" in whole
+
+
+def test_the_plugin_is_found_and_loads_nothing() -> None:
+    """Its entry point has the name of the module, which a conftest may list, too; Semantic Kernel waits for a test."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    points = pyproject["project"]["entry-points"]["pytest11"]
+    assert points == {"planner_ext.pytest_plugin": "planner_ext.pytest_plugin"}
+    code = (
+        "import sys, planner_ext.pytest_plugin; print('semantic_kernel' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(

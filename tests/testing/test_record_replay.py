@@ -774,6 +774,8 @@ def test_a_small_file_does_not_become_a_large_one(tmp_path: Path) -> None:
     data = {
         "schema": 1,
         "kind": "cassette",
+        "versions": {},
+        "options": [],
         "services": {},
         "requests": requests,
         "runs": [],

@@ -17,7 +17,13 @@ from planner_ext import FunctionCallingStepwisePlanner
 from planner_ext.core.facts import Fact, ModelReplied, RunStarted
 from planner_ext.core.limits import Budget
 from planner_ext.testing import ScriptedChatCompletion, say
-from planner_ext.timeline import Timeline, fragment_of, page_of, timeline_of
+from planner_ext.timeline import (
+    Timeline,
+    TimelineMessage,
+    fragment_of,
+    page_of,
+    timeline_of,
+)
 from support.timeline import Journal, eventful, forked, long
 
 VOID = ("meta", "rect", "br")
@@ -314,3 +320,20 @@ def test_a_single_timeline_is_refused_with_the_way_out() -> None:
     single: Any = timeline_of([])
     with pytest.raises(ValueError, match=r"\[timeline\].*got a Timeline"):
         page_of(single)
+
+
+def test_the_page_of_a_fork_is_headed_by_its_change() -> None:
+    """The iteration after which it begins, and its instruction; the goal stands below, and a given title wins."""
+    run = timeline_of(eventful())
+    fork = timeline_of(forked())
+    said = TimelineMessage(role="user", text="Refund half of it.")
+    changed = tuple(
+        replace(one, messages=(*one.messages, said)) if one.number == 2 else one
+        for one in fork.iterations
+    )
+    fork = replace(fork, iterations=changed)
+    source = page_of([run, fork])
+    assert "<h1>Fork after iteration 1: Refund half of it.</h1>" in source
+    assert "<title>Fork after iteration 1: Refund half of it.</title>" in source
+    assert f'<p class="quiet" dir="auto">{run.goal}' in source
+    assert "<h1>Mine</h1>" in page_of([run, fork], title="Mine")

@@ -1,10 +1,7 @@
 """A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them.
 
-Enable it in the ``conftest.py`` of your root directory:
-
-    pytest_plugins = ["planner_ext.testing.pytest_plugin"]
-
-A test puts its kernel on the tape; it needs a service and a key only to record:
+Pytest finds it by itself where the package is installed, and it loads nothing until a
+test uses it. A test puts its kernel on the tape; it needs a service and a key only to record:
 
     async def test_refund(tape):
         kernel = make_kernel()
@@ -18,7 +15,8 @@ Record it once, look at the file, and commit it:
     pytest --record tests/test_orders.py::test_refund       # writes tests/cassettes/test_orders/test_refund.json
     pytest                                                  # replays it: no network, no key
 
-A replay fails where the application now differs. A failed recording leaves the cassette
+A replay fails where the application now differs: the report begins with the
+differences, and has no stack unless ``--full-trace`` is given. A failed recording leaves the cassette
 unchanged. Markers take the options of `replay` and `record`, and the cassette's path
 relative to the test's folder; the nearest counts, but all scrubs do:
 
@@ -28,12 +26,13 @@ relative to the test's folder; the nearest counts, but all scrubs do:
 import re
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from planner_ext.testing.scrub import Scrub
-from planner_ext.testing.tape import Tape, record, replay
+if TYPE_CHECKING:
+    from planner_ext.testing.scrub import Scrub
+    from planner_ext.testing.tape import Tape
 
 _PASSED = pytest.StashKey[bool]()
 _OPTIONS = frozenset({"functions", "on_difference", "scrub", "path"})
@@ -63,14 +62,27 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember whether a test has passed."""
+    """Remember whether a test has passed; report a replay that differs by what differs."""
     report = yield
     if call.when == "call":
         item.stash[_PASSED] = report.passed
+    if call.excinfo is not None and not item.config.getoption("fulltrace"):
+        found = _difference(call.excinfo.value)
+        own = [one for one in call.excinfo.traceback if one.path == item.path]
+        places = [f"{item.path.name}:{one.lineno + 1}: {one.name}" for one in own]
+        if found is not None:
+            report.longrepr = "\n".join([str(found), "", *places])
     return report
 
 
-def _options(node: Any) -> tuple[dict[str, Any], list[Scrub]]:
+def _difference(error: BaseException | None) -> BaseException | None:
+    """Find the difference of a replay among an error and its causes."""
+    while error is not None and type(error).__name__ != "ReplayDifferenceError":
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _options(node: Any) -> "tuple[dict[str, Any], list[Scrub]]":
     """Merge the options of a test's markers, and add up their scrubs."""
     options: dict[str, Any] = {}
     scrub: list[Scrub] = []
@@ -89,8 +101,10 @@ def _options(node: Any) -> tuple[dict[str, Any], list[Scrub]]:
 
 
 @pytest.fixture
-def tape(request: pytest.FixtureRequest) -> Generator[Tape]:
+def tape(request: pytest.FixtureRequest) -> "Generator[Tape]":
     """Replay the cassette of this test, or with ``--record`` write it."""
+    from planner_ext.testing.tape import record, replay  # noqa: PLC0415  (only for a test that uses it)
+
     node: Any = request.node
     options, scrub = _options(node)
     name = re.sub(r"[^\w.-]+", "_", node.nodeid.partition("::")[2])
