@@ -30,6 +30,7 @@ FLOORS: dict[str, float] = {
     "budgets": 2.75,
     "sk": 3,
     "testing": 3,
+    "pytest_plugin": 3,
     "compare": 5,
     "cli": 6,
     "inbox": 6,
@@ -59,7 +60,7 @@ NO_BUSINESS_OF_THE_CORE = {
         "socket",
     ),
 }
-MAY_SCRIPT = ("testing", "compare", "cli")
+MAY_SCRIPT = ("testing", "pytest_plugin", "compare", "cli")
 """What may stand on the scripted services: the tools of the tests, the comparison, and the demonstration."""
 
 PUBLIC = {
