@@ -14,11 +14,11 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib.metadata import version
 from pathlib import Path
 from secrets import token_bytes
 from typing import Annotated, Any, cast
 
-import semantic_kernel
 import semantic_kernel.exceptions as kernel_errors
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import to_jsonable_python
@@ -27,7 +27,6 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import (
 )
 from semantic_kernel.contents import ChatHistory
 
-import planner_ext
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described
 from planner_ext.core.facts import Fact
 from planner_ext.core.values import frozen
@@ -313,11 +312,8 @@ def _text(value: Any) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that a cassette names."""
-    return {
-        "planner-ext": planner_ext.__version__,
-        "semantic-kernel": semantic_kernel.__version__,
-        "python": platform.python_version(),
-    }
+    packages = {name: version(name) for name in ("planner-ext", "semantic-kernel")}
+    return {**packages, "python": platform.python_version()}
 
 
 def options_of(run: Sequence[Fact]) -> dict[str, Any]:
