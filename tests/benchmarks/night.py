@@ -171,7 +171,7 @@ async def _live(world: World, up: Any, webhook: str) -> None:
     ) as runs:
         if world.place in ENGINES:
             runs.drive_with(*application(world))
-            async with hosted(world.place, runs, world.engine, again_after=5.0):
+            async with hosted(world.place, runs, world.engine):
                 up.set()
                 await stopped.wait()
         else:
