@@ -348,9 +348,11 @@ class Connected:
             outcome: list[list[Row]] | StoreError = StoreError("it was lost")
             if not (fate == "lost" or world.database.is_away):
                 outcome = world.database.perform(steps)
-                world.note(
-                    "commit" if is_written(steps) else "read", life and life.name
-                )
+                who = life and life.name
+                if is_written(steps):
+                    world.note("commit", who, *map(told, steps))
+                else:
+                    world.note("read", who)
             if fate == "unknown":
                 outcome = StoreError("the connection was lost in a commit")
             if isinstance(outcome, StoreError) and life is not None:
@@ -394,6 +396,15 @@ class Connected:
 def is_written(steps: Sequence[Step]) -> bool:
     """Whether a transaction may change something."""
     return not all(text.lstrip().startswith("SELECT") for text, _ in steps)
+
+
+def told(step: Step) -> str:
+    """Tell a statement in short: its beginning, the run, and who is to own it."""
+    text, values = step
+    beginning = " ".join(text.split()[:6])
+    names = ("run_id", "owner", "seen", "me")
+    named = [str(values[name]) for name in names if values.get(name)]
+    return f"[{beginning} {' '.join(named)}]"
 
 
 def deliver(
