@@ -167,6 +167,12 @@ _REST = """
 """
 """Makes a run wait again whose driving ended where it had begun: paused, after a fault
 or a revival set it running."""
+_STILL_SEEN = """
+    COALESCE(owner, '') = :seen AND NOT EXISTS (
+        SELECT 1 FROM planner_workers WHERE worker_id = :seen AND seen_at <> CAST(:beat AS DOUBLE PRECISION)
+    )
+"""
+"""Whether a run's owner is still the one that was seen, without a beat since."""
 _COUNT = """
     UPDATE planner_runs
     SET deaths = :deaths, progress = :progress, retries = CASE WHEN progress = :progress THEN retries ELSE 0 END
@@ -719,9 +725,7 @@ class JournalStore:
         statement = f"""
             UPDATE planner_runs
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
-            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_MAY_DRIVE} AND NOT EXISTS (
-                SELECT 1 FROM planner_workers WHERE worker_id = :seen AND seen_at <> CAST(:beat AS DOUBLE PRECISION)
-            ) RETURNING run_id
+            WHERE run_id = :run_id AND {_STILL_SEEN} AND {_MAY_DRIVE} RETURNING run_id
         """
         values: dict[str, Value] = {"run_id": run_id, "owner": owner}
         steps = [(statement, {**values, "seen": seen or "", "beat": beat})]
@@ -756,21 +760,23 @@ class JournalStore:
         status: str,
         problem: str,
         at: float,
+        beat: float | None = None,
         outage_at: float | None = None,
         **values: Value,
     ) -> bool:
-        """Release an unfinished run until its retry or resumption; False if its owner is not ``seen``."""
-        statement = """
+        """Release an unfinished run until its retry or resumption; False if its owner changed, as `claim` does."""
+        statement = f"""
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = :wake_at, problem = :problem, retries = :retries,
                 deaths = :deaths, progress = :progress, outage_at = :outage_at, updated_at = :at
-            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND status IN ('queued', 'running', 'paused')
+            WHERE run_id = :run_id AND {_STILL_SEEN} AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """
         values = {
             **values,
             "run_id": run_id,
             "seen": seen or "",
+            "beat": beat,
             "status": status,
             "at": at,
             "outage_at": outage_at,

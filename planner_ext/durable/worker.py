@@ -375,6 +375,8 @@ class Examined:
         progress: As in `_Standing`.
         most: The deaths at which it is quarantined.
         alone: Whether it is driven alone.
+        beat: The last beat of its owner when that was found dead: a worker of the same
+            name may live by now.
     """
 
     record: RunRecord
@@ -382,6 +384,7 @@ class Examined:
     progress: int = 0
     most: int = 0
     alone: bool = False
+    beat: float | None = None
 
 
 @frozen
@@ -464,6 +467,7 @@ class Claims:
             return None
         if owner == me or (owner is None and not record.deaths):
             return Examined(record=record)
+        beat = self.workers.beat_of(owner)
         died = owner is not None and record.unfinished
         progress, calls, _ = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
@@ -476,6 +480,7 @@ class Claims:
             progress=progress,
             most=self._most_deaths(calls),
             alone=alone,
+            beat=beat,
         )
         if died and await self._quarantined(examined, calls):
             return None
@@ -529,9 +534,8 @@ class Claims:
             if record.owner is not None or record.deaths
             else None
         )
-        beat = self.workers.beat_of(record.owner)
         if await self.store.claim(
-            record.run_id, me, seen=record.owner, beat=beat, counts=counts
+            record.run_id, me, seen=record.owner, beat=examined.beat, counts=counts
         ):
             if record.owner is not None:
                 TAKEOVERS.add(1)
@@ -652,6 +656,7 @@ class Claims:
         return await self.store.park(
             examined.record.run_id,
             seen=examined.record.owner,
+            beat=examined.beat,
             problem=problem,
             status=status,
             wake_at=wake_at,

@@ -352,6 +352,28 @@ async def test_deaths_before_a_call_began_do_not_count_against_it(
     assert record.deaths == 1
 
 
+async def test_a_run_is_not_taken_from_the_next_worker_of_a_dead_ones_name(
+    lives: Lives, tmp_path: Path
+) -> None:
+    """Whoever found the owner dead, and then waited for the calls of others, claims that owner's run alone."""
+    path, effects = tmp_path / "runs.db", tmp_path / "effects"
+    killed = lives.live(
+        run_life, path, effects, "r", 0.0, "b", PLANNER_EXT_CRASH_AT="after_intent"
+    )
+    assert killed == -signal.SIGKILL
+    async with Runs.sqlite(path, worker_id="a") as waits:
+        claims = waits._pool.claims
+        examined = await claims.examine_or_quarantine((await waits.list())[0])
+        assert examined is not None
+        async with Runs.sqlite(path, worker_id="b") as lives_now:
+            (earlier,) = await lives_now.list()
+            assert await claims.store.claim("r", "b", seen=earlier.owner)
+            assert await claims.dead() == set()
+            assert not await claims.take(examined)
+            assert not await claims._park(examined, status="running", problem="")
+            assert (await waits.list())[0].owner == "b"
+
+
 async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> (
     None
 ):
