@@ -1,7 +1,9 @@
-"""What an error and its causes say of an HTTP response. Clients name it differently, and are known by that alone."""
+"""What an error and its causes say of an endpoint. Clients name it differently, and are known by that alone."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
+
+from planner_ext.core.errors import PlannerExtError
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:
@@ -11,6 +13,14 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def outage_in(ended: object) -> PlannerExtError | None:
+    """Return the outage of an endpoint with which a function ended, or None."""
+    for cause in causes_of(getattr(ended, "exception", None)):
+        if isinstance(cause, PlannerExtError) and cause.outage is not None:
+            return cause
+    return None
 
 
 def status_of(error: BaseException) -> int | None:

@@ -468,7 +468,7 @@ class CallFinished(CallFact):
 
 @frozen
 class CallLeft(CallFact):
-    """A running function was left without a result: a run in it waits, or its process ended. It is called again later.
+    """A running function was left without a result, to be called again: a run in it waits, or lost process or endpoint.
 
     Attributes:
         iteration, index, call_id, function: As in `CallStarted`.

@@ -41,7 +41,13 @@ from planner_ext.core.state import Batch, Call, path_of
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime, StopHandle
 from planner_ext.engine.journal import Recorder
-from planner_ext.engine.ports import Finished, Functions, Ports, Reviewed
+from planner_ext.engine.ports import (
+    Finished,
+    Functions,
+    Ports,
+    Reviewed,
+    current_circuit,
+)
 
 _UNTOUCHED = Reviewed()
 """The review of a call that no gate watches."""
@@ -262,6 +268,7 @@ class Calls:
         # The calls of the open batch, by iteration and index.
         self._resolved: dict[tuple[int, int], ResolvedCall] = {}
         self._failed: tuple[str, Finished] | None = None
+        self._out: PlannerExtError | None = None
 
     async def review(self, action: ReviewCalls) -> None:
         """Decide these calls of the open batch, and record it."""
@@ -395,6 +402,8 @@ class Calls:
                 await self._run_concurrently(action)
         finally:
             self._account.starting(())
+        if self._out is not None:
+            raise self._out
         if self._failed is not None and self._ports.raise_errors:
             function, finished = self._failed
             raise CallFailedError(function, finished.error) from finished.exception
@@ -484,7 +493,13 @@ class Calls:
                 resolved.function
             )  # else it would be called again for ever
             waits = False
-        if ended is None or waits:
+        out = None
+        if resolved.nested and current_circuit.get() is not None:
+            from planner_ext.core.causes import outage_in  # noqa: PLC0415  (only in a worker)
+
+            out = outage_in(ended)
+            self._out = self._out or out
+        if ended is None or waits or out:
             await self._journal.record(
                 CallLeft(
                     iteration=started.iteration,

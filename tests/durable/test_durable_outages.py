@@ -12,8 +12,8 @@ from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
-from planner_ext import Budget
-from planner_ext.core.facts import ModelReplied, RequestFailed
+from planner_ext import Budget, PlannerPlugin
+from planner_ext.core.facts import CallFinished, ModelReplied, RequestFailed
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, RunsClient
 from planner_ext.durable.options import is_final
 from planner_ext.durable.outages import Outages
@@ -27,7 +27,7 @@ from planner_ext.testing import (
     call,
     say,
 )
-from support.durable import GOAL, Shop, open_runs, planner_of
+from support.durable import GOAL, Shop, open_runs, planner_of, turn
 from support.planner import Clock
 from support.values import each_of
 
@@ -165,6 +165,42 @@ async def test_a_run_waits_for_hours_and_then_fails(tmp_path: Path) -> None:
                 await (await runs.resume("r", planner_of(), kernel)).result()
             (record,) = await runs.list()
             assert (record.status, record.outage_at) == ("running", clock.now())
+
+
+@each_of("function", ["desk-reach_goal", "prompts-ask"])
+async def test_a_run_inside_waits_for_its_endpoint(
+    function: str, tmp_path: Path
+) -> None:
+    """The model is not told that the function failed: its run waits with the one around it, and continues."""
+    inner = "Look it up."
+    outages = [BUSY] * 3
+
+    def answer(request: ScriptedRequest) -> ScriptedAnswer:
+        first = str(request.messages[-1]["content"])
+        if first == inner:
+            return outages.pop() if outages else say("Found.")
+        goal = {"goal": inner} if function == "desk-reach_goal" else {"input": inner}
+        return [call(function, goal), say("Done.")][turn(request)]
+
+    with ScriptedOpenAIServer(answer) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            open_runs(tmp_path / f"{function}.db", retry=SOON) as runs,
+            asyncio.timeout(LIMIT_SECONDS),
+        ):
+            kernel.add_plugin(PlannerPlugin(planner_of()), "desk")
+            kernel.add_function("prompts", function_name="ask", prompt="{{$input}}")
+            runs.drive_with(planner_of(), kernel)
+            await runs.submit(GOAL, run_id="r")
+            while not (then := await runs.activate("r")).ended:  # noqa: ASYNC110  (the run says when)
+                await asyncio.sleep(then.seconds or 0.0)
+            stored = await runs.load("r")
+    assert (stored.record.status, stored.record.retries) == ("answered", 0)
+    assert [
+        (fact.outcome, fact.result)
+        for fact in stored.facts
+        if isinstance(fact, CallFinished)
+    ] == [("ok", "Found.")]
 
 
 @each_of("on_limit", ["answer", "stop"])
