@@ -156,15 +156,16 @@ def _field(
     value = arguments.get(name)
     kind, choices = _kind_of(schema, value)
     about = schema.get("description")
-    bounds = (
+    bounds = [
         f"{words} {schema[one]}" for one, words in _BOUNDS.items() if one in schema
-    )
-    texts = (visible(about) if isinstance(about, str) else "", exact("; ".join(bounds)))
+    ]
+    bound = f"{exact('; '.join(bounds)).capitalize()}." if bounds else ""
+    described = visible(about) if isinstance(about, str) else ""
     return Field(
         key=key,
         name=name,
         kind=kind,
-        help=" · ".join(filter(None, texts)),
+        help=" ".join(filter(None, (described, bound))),
         required=required,
         value="" if value is None else _WRITERS.get(kind, _as_json)(value),
         choices=choices,

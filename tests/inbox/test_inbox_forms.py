@@ -257,7 +257,7 @@ def test_an_object_is_a_form_of_its_own() -> None:
     assert [field.kind for field in fields.values()] == ["object", "date", "choice"]
     parts = by_name(fields["to"].fields)
     assert (parts["zip"].value, parts["inner"].kind) == ("2.0", "object")
-    assert parts["zip"].help == "at least 1"
+    assert parts["zip"].help == "At least 1."
     typed_ = {parts["street"].key: "y", fields["on"].key: "2026-12-01"}
     given, _, problem = read_form(ORDER, arguments, typed_)
     assert (problem, given) == (
