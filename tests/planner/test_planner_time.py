@@ -594,12 +594,8 @@ async def test_the_model_does_not_say_how_much_time_is_left() -> None:
     assert '"time_left" is not a parameter' in str(second)
 
 
-@either_limit
-@both_ways
-async def test_a_request_over_http_ends_with_the_machines_clock(
-    limit: str, streamed: bool
-) -> None:
-    """A server that does not answer holds the run no longer than its limit says."""
+async def stalled(limit: str, streamed: bool) -> None:
+    """Ask a server that does not answer, with two seconds for it."""
     release = threading.Event()
 
     def stalls(_: ScriptedRequest) -> Any:
@@ -619,3 +615,11 @@ async def test_a_request_over_http_ends_with_the_machines_clock(
     assert result.limit == limit
     assert result.iterations == 1
     assert result.usage.active_seconds < 10
+
+
+async def test_a_request_over_http_ends_with_the_machines_clock() -> None:
+    """A server that does not answer holds no run longer than its limit says, plain and streamed: all wait at once."""
+    async with asyncio.TaskGroup() as waiting:
+        for limit in ("deadline", "max_active_seconds"):
+            waiting.create_task(stalled(limit, streamed=False), name=limit)
+            waiting.create_task(stalled(limit, streamed=True), name=f"{limit} streamed")
