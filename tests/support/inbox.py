@@ -35,6 +35,7 @@ async def served(application: ASGIApp, **options: Any) -> AsyncGenerator[str]:
     config = uvicorn.Config(application, **{**given, **options})
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
