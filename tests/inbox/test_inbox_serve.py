@@ -3,6 +3,7 @@
 import asyncio
 import re
 import signal
+import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from planner_ext.cli.app import app as commands
+from planner_ext.cli.options import ServeArgs
+from planner_ext.cli.serve import _listening
 from support.command_line import COMMAND
 from support.inbox import Visitor
 from support.processes import Forked, Lives
@@ -69,6 +72,15 @@ def test_other_machines_need_an_explicit_choice(store: str) -> None:
             f"--host {host} lets other machines reach the inbox" in problem
             and "--allow-host" in problem
         )
+
+
+def test_a_page_is_sent_at_once(store: str) -> None:
+    """The body does not wait until the browser has acknowledged the headers, which takes it 40 ms."""
+    args = ServeArgs(store=store, port=0)
+    with _listening(args) as listener, socket.create_connection(listener.getsockname()):
+        taken, _ = listener.accept()
+        with taken:
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_what_cannot_be_served_is_said(store: str) -> None:
