@@ -404,3 +404,30 @@ async def test_a_service_refuses_such_a_decision_as_a_planner_does() -> None:
     message = await resume(refused.value.checkpoint, Approve(by="ann"))
     assert (str(message), world.shop.paid) == ("paid 7", [7])
     assert [one.role.value for one in history.messages] == ["user", "assistant", "tool"]
+
+
+async def test_a_decision_whose_call_began_inside_is_not_given_back() -> None:
+    """A resume that is cancelled while the call inside runs has taken it: the same checkpoint does not run it again."""
+
+    class Slow(Shop):
+        @requires_approval
+        @kernel_function
+        async def pay(self, order: int) -> str:
+            self.paid.append(order)
+            await asyncio.Event().wait()
+            return "paid"
+
+    world = World(shop=Slow())
+    paused = await world.invoke()
+    decisions: dict[str, Decision] = {IN: Approve(by="ann")}
+    resuming = asyncio.ensure_future(
+        world.planner.resume(world.kernel, paused.checkpoint, decisions)
+    )
+    while not world.shop.paid:  # noqa: ASYNC110  (nothing tells of it)
+        await asyncio.sleep(0)
+    resuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resuming
+    with pytest.raises(DecisionRefusedError, match="decided before"):
+        await world.planner.resume(world.kernel, paused.checkpoint, decisions)
+    assert world.shop.paid == [7]
