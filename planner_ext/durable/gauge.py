@@ -118,8 +118,8 @@ class _Store:
                 logger.warning("The numbers of a store are not reported: %s", error)
                 self._readings = ()
             self._read_at = time.monotonic()
-        waits = ("planner_ext.store.waiting", self._database.waits.seconds, {})
-        return [*self._readings, waits]
+        waited = self._database.waits.seconds
+        return [*self._readings, ("planner_ext.store.waiting", waited, {})]
 
     def _read(self) -> _Readings:
         now = self._now()

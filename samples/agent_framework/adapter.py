@@ -30,8 +30,9 @@ from planner_ext.engine.authorization import refusal_of
 from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.engine import Engine
-from planner_ext.engine.gate import InterceptorChain, Review
+from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Emit, Finished, Ports, Reviewed, TextDelta
+from planner_ext.engine.review import Review
 
 
 @dataclass(frozen=True)

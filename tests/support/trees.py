@@ -268,6 +268,8 @@ class World:
                 case "clerk":
                     agent = ChatCompletionAgent(kernel=kernel, name=f"clerk{level}")
                     kernel.add_plugin(agent, f"clerk{level}")
+                case _:
+                    pass
         return planners[0], kernel
 
     def _planner(self, budget: Budget) -> FunctionCallingStepwisePlanner:
