@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-from urllib.parse import urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -216,6 +216,7 @@ class _Inbox:
             "line": visible_line,
             "moment": views.moment_of,
             "parts": html_of,
+            "quoted": quote,
             "run_href": views.run_href,
         }
 
@@ -830,7 +831,7 @@ class _Inbox:
             return await self._show_no_page(request)
         by = _visitor_in(request).name
         runs = await self._acting()
-        chosen = form.getlist("item")
+        chosen = [unquote(item) for item in form.getlist("item")]
         if form.get("every") == "yes":
             statuses, filters = _run_filters(request)
             found = runs.find(status=statuses or action.statuses or None, **filters)

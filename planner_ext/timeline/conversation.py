@@ -40,14 +40,18 @@ def conversation_of(timeline: Timeline) -> Iterator[Turn]:
         yield from map(_said, iteration.messages)
     for iteration in timeline.iterations:
         if iteration.reply is not None and iteration.number >= 0:
+            asked = [
+                call.prompt for call in iteration.calls if call.function == ASK_USER
+            ]
             calls = tuple(
                 (exact(call.function), parts_written(call.requested))
                 for call in iteration.calls
+                if call.function != ASK_USER
             )
             yield Turn(
                 role="assistant",
                 speaker="the model",
-                text=visible(iteration.reply.text),
+                text=visible("\n".join(filter(None, (iteration.reply.text, *asked)))),
                 calls=calls,
                 at=iteration.request.ended or 0.0,
             )
