@@ -204,8 +204,10 @@ class Tab:
 
     @property
     def expects_more(self) -> bool:
-        """Whether a run of the call goes on that the function, called again, has not made yet."""
-        return bool({*self.call.going_on} - self._made)
+        """Whether a run of the call goes on that the function, called again, has not made, or not begun, yet."""
+        going_on = {*self.call.going_on}
+        is_prepared = len(self._made) > len(self.runs)
+        return bool(going_on - self._made) or (bool(going_on) and is_prepared)
 
     def enter(self, is_same: Callable[[Fact], bool]) -> int | None:
         """Number a run that the call's function makes; None if what happens in it cannot be recorded as it happens.

@@ -685,7 +685,7 @@ class RunsClient:
             UnknownRunError: If the store has no such run.
             InvalidJournalError: If its journal is damaged.
         """
-        stored, new, *_ = await self._store.load_driven(run_id)
+        stored, _, new, *_ = await self._store.load_driven(run_id)
         if new is not None:
             return new.limits
         if stored.facts:

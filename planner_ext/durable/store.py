@@ -70,6 +70,10 @@ _TABLES_OF_RUNS = (
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget, said FROM planner_runs WHERE run_id = :run_id"
 _JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
+_LAST_LINK = """
+    SELECT seq, link, (SELECT salt FROM planner_journal WHERE run_id = :run_id AND seq = 0) FROM planner_journal
+    WHERE run_id = :run_id ORDER BY seq DESC LIMIT 1
+"""
 _CHAIN = """
     SELECT link, (SELECT salt FROM planner_journal WHERE run_id = :run_id AND seq = 0) FROM planner_journal
     WHERE run_id = :run_id AND seq = :last
@@ -439,6 +443,17 @@ class JournalStore:
             run=run_digest(run_id), number=number, link=str(link), salt=str(salt)
         )
 
+    async def load_chained(
+        self, run_id: str, seen: int
+    ) -> tuple[tuple[Fact, ...], Chain | None]:
+        """Read a run's facts after the first ``seen``, and its chain; None if facts came in between."""
+        values: dict[str, Value] = {"run_id": run_id, "seen": seen}
+        rows, last = await self.database.transact(
+            (_JOURNAL, values), (_LAST_LINK, values)
+        )
+        facts = read_facts(run_id, rows, first=seen)
+        return facts, _chain_of(run_id, seen + len(facts), last)
+
     async def record(self, run_id: str) -> RunRecord:
         """Read a run's row; raise `UnknownRunError` if the store has no such run."""
         return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
@@ -459,14 +474,18 @@ class JournalStore:
 
     async def load_driven(
         self, run_id: str
-    ) -> tuple[StoredRun, NewBudget | None, str, Sequence[Row]]:
-        """Read a run, its new budget, the lines of what was said to it, and the rows of its `decisions`."""
+    ) -> tuple[StoredRun, Chain | None, NewBudget | None, str, Sequence[Row]]:
+        """Read a run and its `chain`, its new budget, what was said to it, and the rows of its `decisions`."""
         values: dict[str, Value] = {"run_id": run_id, "seen": 0}
-        runs, facts, decided = await self.database.transact(
-            (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
+        runs, facts, last, decided = await self.database.transact(
+            (_GET_STORED, values),
+            (_JOURNAL, values),
+            (_LAST_LINK, values),
+            (_DECIDED, values),
         )
         return (
             _read_stored(run_id, runs, facts),
+            _chain_of(run_id, len(facts), last),
             read_new_budget(run_id, runs[0][-2]),
             str(runs[0][-1] or ""),
             decided,
@@ -1333,3 +1352,12 @@ def _unknown(run_id: str) -> UnknownRunError:
     return UnknownRunError(
         f"There is no run {run_id!r} in this store. List them to see their names."
     )
+
+
+def _chain_of(run_id: str, number: int, last: Sequence[Row]) -> Chain | None:
+    """Read the answer to `_LAST_LINK` as the chain of so many facts; None if there are others by now."""
+    if not last:
+        return Chain.begin(run_id)
+    ((seq, link, salt),) = last
+    chain = Chain(run=run_digest(run_id), number=number, link=str(link), salt=str(salt))
+    return chain if seq == number - 1 else None

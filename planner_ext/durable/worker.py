@@ -219,7 +219,7 @@ class Runner:
         arguments = None if job.arguments_for is None else job.arguments_for(run_id)
         seen: set[Row] = set()
         while True:
-            stored, new, said, rows = await self.store.load_driven(run_id)
+            stored, chain, new, said, rows = await self.store.load_driven(run_id)
             budget = budget or _stored_budget(stored, new)
             untaken = await self._untaken_decisions(run_id, rows)
             keys = {one.key for one in untaken.values()}
@@ -232,6 +232,7 @@ class Runner:
                 claim=claim,
                 is_queued=is_queued,
                 run_arguments=ChainMap(arguments or {}, {**stored.inputs.arguments}),
+                chain=chain,
             )
             kept = DrivenStore(writer, self.driven)
             writer.budget.check_stays = kept.check_stays

@@ -228,7 +228,7 @@ class JournalWriter:
         claim: Claim | None = None,
         is_queued: bool = False,
         run_arguments: Mapping[str, Any] | None = None,
-        state: State | None = None,
+        chain: Chain | None = None,
     ) -> None:
         """Continue a journal.
 
@@ -243,9 +243,9 @@ class JournalWriter:
             is_queued: Whether the run's row says ``queued``.
             run_arguments: The application's, for the conditions of grants. None: no
                 grant answers what waits.
-            state: The fold of the facts, if the caller has it.
+            chain: The end of the journal, if the caller has it.
         """
-        self.state = fold_journal(run_id, facts) if state is None else state
+        self.state = fold_journal(run_id, facts)
         self._store = store
         self.run_id = run_id
         self.facts = list(facts)
@@ -258,10 +258,10 @@ class JournalWriter:
         self._started: dict[_Asked, str] = {}
         for seq, fact in enumerate(facts):
             self._note_start(fact, seq)
-        self._chain: Chain | None = None
+        self._chain = chain
         self._buffered: list[Step] = []
         self._held: list[Fact] = []
-        self._open = self._open_approvals()
+        self._open: dict[str, _Asked] = self._open_approvals()
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (empty for a new run)
         """Store facts durably before returning, or hold them until the next.
@@ -334,6 +334,18 @@ class JournalWriter:
             self._buffered = []
             self.facts += self._held
             self._held = []
+
+    async def follow(self) -> None:
+        """Read what another writer has added.
+
+        A run that works writes often: reading all of it again may be late again.
+        """
+        new, self._chain = await self._store.load_chained(self.run_id, len(self.facts))
+        for place, fact in enumerate(new, start=len(self.facts)):
+            self._note_start(fact, place)
+        self.state = reduce(apply, new, self.state)
+        self.facts += new
+        self._open = self._open_approvals()
 
     def path_of(self, name: str) -> str:
         """Return the path of a call that waits, given that or its id."""
@@ -456,10 +468,9 @@ async def cancel_run(
 ) -> bool:
     """Answer every open call of a run, and end it; False if it had ended, or was answered. Fences its worker."""
     stored = await store.load(run_id)
-    read = stored.facts
-    state = fold_journal(run_id, stored.facts)
+    writer = JournalWriter(store, run_id, stored.facts)
     while True:
-        writer = JournalWriter(store, run_id, read, state=state)
+        state = writer.state
         at = clock.now()
         with suppress(RunFencedError):  # it was continued meanwhile
             match state.phase:
@@ -481,13 +492,10 @@ async def cancel_run(
                 reason=cancellation_reason(by, reason),
                 at=at,
             )
-            await writer.append(run_id, len(read), (*facts, *ended))
+            await writer.append(run_id, len(writer.facts), (*facts, *ended))
             end = writer.state.ended
             return end is not None and end.status == "stopped"
-        # Reading all of it again may be late again.
-        _, _, new = await store.load_since(run_id, len(read), now=at)
-        read = (*read, *new)
-        state = reduce(apply, new, state)
+        await writer.follow()
 
 
 def _open_steps(run_id: str, id_: str, run: OpenRun, call: Call) -> list[Step]:

@@ -233,7 +233,8 @@ async def test_a_budget_is_one_budget_over_all_lives(
         (tmp_path / name).mkdir()
     one, many = await ended(tmp_path / "one", 0), await ended(tmp_path / "many", 3)
     lost = sum(isinstance(fact, RequestFailed) for fact in many.facts)
-    assert (lost > 0) is (point == "after_outcome")
+    if point != "mid_parallel":  # there the other call may have ended, too
+        assert (lost > 0) is (point == "after_outcome")
     assert (many.status, many.limit, many.iterations) == (
         one.status,
         one.limit,

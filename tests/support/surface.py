@@ -99,6 +99,8 @@ def constructor(value: type) -> inspect.Signature | None:
     makers = [base for base in ours(value) if "__init__" in vars(base)]
     if is_protocol(value) or not (makers or issubclass(value, BaseModel)):
         return None
+    if issubclass(value, BaseModel):
+        value.model_rebuild()  # until then its constructor takes anything
     signature = inspect.signature(value)
     fields = value.model_fields if issubclass(value, BaseModel) else {}
     foreign = set(fields) - own_fields(value)

@@ -263,13 +263,13 @@ def test_bars_of_parallel_calls_overlap_in_time() -> None:
 
 
 def test_a_long_run_stays_quick() -> None:
-    """A page of 2,000 facts takes less than half a second, and less than 2 MB."""
+    """A page of 2,000 facts takes less than a second of processor time, and less than 2 MB."""
     facts = long()
     assert len(facts) > 2_000
     fragment_of(Timeline())  # the templates are compiled once
     began = time.process_time()
     page = page_of([timeline_of(facts)])
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 1.0
     assert len(page.encode()) < 2_000_000
 
 
