@@ -99,13 +99,19 @@ def constructor(value: type) -> inspect.Signature | None:
     makers = [base for base in ours(value) if "__init__" in vars(base)]
     if is_protocol(value) or not (makers or issubclass(value, BaseModel)):
         return None
+    fields: set[str] = set()
     if issubclass(value, BaseModel):
         value.model_rebuild()  # until then its constructor takes anything
-    signature = inspect.signature(value)
-    fields = value.model_fields if issubclass(value, BaseModel) else {}
-    foreign = set(fields) - own_fields(value)
+        fields = set(value.model_fields)
+    signature = signature_of(value)
+    foreign = fields - own_fields(value)
     kept = [one for one in signature.parameters.values() if one.name not in foreign]
     return signature.replace(parameters=kept)
+
+
+def signature_of(value: Any) -> inspect.Signature:
+    """Return how a class is made."""
+    return inspect.signature(value)
 
 
 def ours(value: Any) -> list[type]:
