@@ -89,8 +89,11 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(path: Path) -> Iterator[None]:
-    """Let nobody write the files of a store, open ones included."""
-    files = [str(file) for file in path.parent.glob(f"{path.name}*")]
+    """Let nobody write the files of a store, open ones included.
+
+    Not the index of the log, which is mapped memory: a write there ends the process.
+    """
+    files = [str(path), f"{path}-wal"]
     if (
         shutil.which("chattr") is None
         or subprocess.run(
