@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from itertools import filterfalse
 from pathlib import Path
 
+from support.surface import MODULES
+
 SPEC = find_spec("planner_ext")
 assert SPEC is not None
 assert SPEC.submodule_search_locations
@@ -62,29 +64,6 @@ NO_BUSINESS_OF_THE_CORE = {
 }
 MAY_SCRIPT = ("testing", "pytest_plugin", "compare", "cli")
 """What may stand on the scripted services: the tools of the tests, the comparison, and the demonstration."""
-
-PUBLIC = {
-    "planner_ext",
-    "planner_ext.ag_ui",
-    "planner_ext.agent",
-    "planner_ext.budgets",
-    "planner_ext.compare",
-    "planner_ext.durable",
-    "planner_ext.durable.hosts",
-    "planner_ext.errors",
-    "planner_ext.events",
-    "planner_ext.handler",
-    "planner_ext.hitl_manager",
-    "planner_ext.inbox",
-    "planner_ext.iteration",
-    "planner_ext.planner",
-    "planner_ext.plugin",
-    "planner_ext.service",
-    "planner_ext.session",
-    "planner_ext.testing",
-    "planner_ext.timeline",
-}
-"""The modules that users import."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -437,8 +416,8 @@ def test_the_modules_that_users_import_say_what_they_export() -> None:
     broken: list[str] = []
     for file in FILES:
         name, exported = name_of(file), exported_by(file)
-        if (exported is None) is (name in PUBLIC):
-            broken.append(f"{name} has {'none' if name in PUBLIC else 'one'}")
+        if (exported is None) is (name in MODULES):
+            broken.append(f"{name} has {'none' if name in MODULES else 'one'}")
         for each in set(exported or ()):
             if (exported or []).count(each) > 1:
                 broken.append(f"{name} names {each} twice")

@@ -32,12 +32,14 @@ MODULES = (
     "planner_ext.hitl_manager",
     "planner_ext.inbox",
     "planner_ext.iteration",
+    "planner_ext.planner",
     "planner_ext.plugin",
     "planner_ext.service",
     "planner_ext.session",
     "planner_ext.testing",
     "planner_ext.timeline",
 )
+"""The modules that users import."""
 
 
 def surface() -> str:
