@@ -130,9 +130,8 @@ class Chat:
 async def chat(loop: Loop, script: Script, *filters: Filter) -> AsyncGenerator[Chat]:
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(api_key="none", base_url=server.url, max_retries=0) as client:
-            kernel = Kernel()
-            for one in filters:
-                kernel.add_filter("auto_function_invocation", one)  # type: ignore[arg-type]
+            added = [(id(one), one) for one in filters]  # as `Kernel.add_filter` keeps them, whose types are partial
+            kernel = Kernel(auto_function_invocation_filters=added)
             yield Chat(loop(OpenAIChatCompletion("m", async_client=client)), kernel, server)
 
 

@@ -365,8 +365,8 @@ class Connected:
         return await done
 
     async def backup(self, path: Any) -> None:
-        """Not simulated."""
-        raise NotImplementedError
+        """Refuse: nobody in a fleet makes a backup."""
+        raise AssertionError("A fleet makes no backup.")
 
     @contextmanager
     def connection(self, *, timeout: float) -> Generator[Execute]:
@@ -383,8 +383,8 @@ class Connected:
         yield execute
 
     async def scrub(self) -> None:
-        """Not simulated."""
-        raise NotImplementedError
+        """Refuse: nobody in a fleet forgets a person."""
+        raise AssertionError("A fleet forgets nobody.")
 
     async def holds_lock(self, worker_id: str) -> bool:
         """Whether a worker lives."""
