@@ -15,6 +15,7 @@ from planner_ext.approval.decisions import (
     Supply,
     ToolCall,
 )
+from planner_ext.core.facts import Panel
 from planner_ext.core.state import State
 from planner_ext.core.values import frozen, updated
 from planner_ext.engine.gate import (
@@ -130,10 +131,7 @@ class Review:
                     continue
                 case Defer():
                     answerer = self._answerer(chain, decision)
-                    if chain.waits or not any(
-                        _is_for(decision, answerer, one) for one in questions
-                    ):
-                        questions.append((decision, answerer))
+                    _put(questions, decision, answerer, is_filter=not chain.waits)
                 case Approve():
                     after = self._with_edit(call, decision)
                     if after is not call:
@@ -292,22 +290,39 @@ def _edited_twice(call: ToolCall, approval: Approve) -> Deny:
     return Deny(problem, by=approval.by)
 
 
-def _is_for(
+def _put(
+    questions: list[_Question],
     question: Defer,
     answerer: InterceptorChain | None,
-    asked: _Question,
-) -> bool:
-    """Return whether those who answer a question are asked about the call already."""
-    return asked[1] is answerer and {*asked[0].roles} == {*question.roles}
+    *,
+    is_filter: bool,
+) -> None:
+    """Add a question about a call, unless those who answer it are asked the same already.
+
+    A filter's question is the same whatever it asks: its persons see the call. The
+    sooner expiry counts.
+    """
+    for place, (asked, by) in enumerate(questions):
+        same_persons = by is answerer and _persons(asked) == _persons(question)
+        if same_persons and (is_filter or asked.source == question.source):
+            expiries = filter(None, (asked.expires_in, question.expires_in))
+            sooner = min(expiries, default=None)
+            questions[place] = (replace(asked, expires_in=sooner), by)
+            return
+    questions.append((question, answerer))
 
 
 def is_same(question: Defer, other: Defer) -> bool:
-    """Return whether the answer to one question about a call answers the other: same source, same roles."""
+    """Return whether one person's answer to a question about a call answers the other: same source, same roles."""
     return (
         question.source == other.source != ""
-        and {*question.roles} == {*other.roles}
+        and _persons(question) == _persons(other)
         and question.panel.quorum == 1
     )
+
+
+def _persons(question: Defer) -> tuple[frozenset[str], Panel]:
+    return frozenset(question.roles), question.panel
 
 
 def _merged(first: Approve | None, then: Approve) -> Approve:

@@ -1,5 +1,6 @@
 """An approval "for the rest of the run" answers one question: of one source, of the same roles, in the same run."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,46 @@ async def test_each_outer_run_of_a_call_asks_its_own_question() -> None:
     )
     await Door("planner", False).ask(here, approver=ann, interceptors=[clerk])
     assert (len(here.ran), asked) == (1, [("clerk",), ("boss",)])
+
+
+@one_door
+async def test_runs_around_a_call_that_ask_the_same_are_answered_once(
+    door: Door,
+) -> None:
+    """One policy for three planners puts one question for its roles, which expires the soonest."""
+    clerks: dict[str, Any] = {
+        "default": "allow",
+        "rules": [{"function": "refund", "action": "ask", "roles": ["clerk"]}],
+    }
+
+    def asking(expires_in: float | None) -> dict[str, Any]:
+        return {
+            "interceptors": [ApprovalPolicy.from_dict(clerks)],
+            "approval": ApprovalSettings(
+                authorize=ANYBODY.authorize, expires_in=expires_in
+            ),
+        }
+
+    script = iter(
+        [
+            call("boss-reach_goal", {"goal": "MIDDLE"}),
+            call("clerk-reach_goal", {"goal": "INNER"}),
+            REFUND,
+            say("Inner."),
+            say("Middle."),
+            DONE,
+        ]
+    )
+    here = world(
+        lambda _: next(script),
+        boss=PlannerPlugin(planner_with(**asking(60))),
+        clerk=PlannerPlugin(planner_with(**asking(None))),
+    )
+    paused = await door.ask(here, **asking(3600))
+    (waits,) = paused.pending
+    seconds = datetime.fromisoformat(waits["expires_at"]) - datetime.now(UTC)
+    assert seconds.total_seconds() <= 60
+    done = await door.resume(
+        here, paused.checkpoint, {waits["path"]: Approve(by="ann")}, **asking(3600)
+    )
+    assert (done.status, here.ran) == ("answered", [REFUNDED])

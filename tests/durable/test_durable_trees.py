@@ -91,9 +91,7 @@ class Kept:
                 for one in await approvals.pending(limit=1000)
                 if one.run_id == self.run_id
             ]
-            # What answered a question also answers an equal one, which is not shown then.
-            few = draw.randint(1, len(waiting)) if waiting else 0
-            for one in draw.sample(waiting, few):
+            for one in draw.sample(waiting, draw.randint(1, len(waiting))):
                 decision = world.decision(one.arguments, one.in_doubt)
                 if isinstance(decision, Approve):
                     decision = replace(decision, fingerprint=one.fingerprint)

@@ -243,7 +243,8 @@ class RunGate:
 
     1. The chains, the outermost run's first, each about what those before it approved.
        ``@requires_approval`` counts once, in the outermost. What a chain refuses or
-       supplies stands; what it asks about waits.
+       supplies stands; what it asks about waits. Two chains that ask the same, of the
+       same persons, put one question.
     2. Each filter, about what the chains let run: its policy, the function's mark, its
        approver. It adds a question to what waits, unless the same approver or persons
        of the same roles were asked before.
