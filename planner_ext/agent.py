@@ -31,11 +31,9 @@ from semantic_kernel.agents import (
     ChatCompletionAgent,
     ChatHistoryAgentThread,
 )
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
-)
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
 )
 from semantic_kernel.contents import (
     AuthorRole,
@@ -140,7 +138,7 @@ async def resume_agent_stream(
     budget: Budget | None = None,
     stop: StopHandle | None = None,
     late: Late = "refuse",
-) -> AsyncGenerator[AgentResponseItem[StreamingChatMessageContent], None]:
+) -> AsyncGenerator[AgentResponseItem[StreamingChatMessageContent]]:
     """Resume as `resume_agent` does, as a stream.
 
     Yields:

@@ -6,9 +6,7 @@ from copy import copy
 from typing import Any, Unpack
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.contents import (
     ChatHistory,
     ChatMessageContent,
@@ -81,7 +79,7 @@ class ToolCallHandler:
     @streams
     async def invoke(
         self, history: ChatHistory, *, stop: StopHandle | None = None
-    ) -> AsyncGenerator[ChatMessageContent, None]:
+    ) -> AsyncGenerator[ChatMessageContent]:
         """Answer a history, which gets every message of the run.
 
         Yields:
@@ -96,7 +94,7 @@ class ToolCallHandler:
     @streams
     async def invoke_stream(
         self, history: ChatHistory, *, stop: StopHandle | None = None
-    ) -> AsyncGenerator[StreamingChatMessageContent, None]:
+    ) -> AsyncGenerator[StreamingChatMessageContent]:
         """Answer a history as a stream; the last chunk carries the final message's metadata.
 
         Closing the stream early cancels the run.
@@ -121,7 +119,7 @@ class ToolCallHandler:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
         late: Late = "refuse",
-    ) -> AsyncGenerator[ChatMessageContent, None]:
+    ) -> AsyncGenerator[ChatMessageContent]:
         """Resume a paused run, once per decision; see `FunctionInvokingChatCompletion.resume`.
 
         Yields:
@@ -148,7 +146,7 @@ class ToolCallHandler:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
         late: Late = "refuse",
-    ) -> AsyncGenerator[StreamingChatMessageContent, None]:
+    ) -> AsyncGenerator[StreamingChatMessageContent]:
         """Resume as `resume` does, as a stream."""
         request = self._request(stop)
         async with aclosing(

@@ -8,13 +8,11 @@ from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 from semantic_kernel.connectors.ai.text_completion_client_base import (
     TextCompletionClientBase,
 )

@@ -15,16 +15,14 @@ from typing import Any, TypeAlias, Unpack, cast
 
 from pydantic import ValidationError
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import (
+    FunctionChoiceBehavior,
+    PromptExecutionSettings,
+)
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
-from semantic_kernel.connectors.ai.function_choice_behavior import (
-    FunctionChoiceBehavior,
-)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -457,7 +455,7 @@ class ToolUseSession:
         *,
         response_format: Any = None,
         stop: StopHandle | None = None,
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[str]:
         """Ask the model as `prompt` does, and yield the text of each reply as it arrives.
 
         Yields:
@@ -474,7 +472,7 @@ class ToolUseSession:
         response_format: Any,
         stop: StopHandle | None,
         turn: _Turn,
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[str]:
         async with self._only(turn):
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
@@ -487,7 +485,7 @@ class ToolUseSession:
                             yield text
 
     @asynccontextmanager
-    async def _only(self, turn: _Turn) -> AsyncGenerator[None, None]:
+    async def _only(self, turn: _Turn) -> AsyncGenerator[None]:
         """Acquire the turn, or raise; an abandoned stream is awaited."""
         if self._lock.locked() and not self._turn.abandoned:
             raise _busy()
@@ -496,9 +494,7 @@ class ToolUseSession:
             yield
 
     @contextmanager
-    def _answering(
-        self, prompt: str | Messages | None
-    ) -> Generator[ChatHistory, None, None]:
+    def _answering(self, prompt: str | Messages | None) -> Generator[ChatHistory]:
         """Yield a working copy of the conversation; keep it if it was answered, or cannot be undone."""
         added = [] if prompt is None else _copied("prompt", prompt)
         asked = _checked_prompt(

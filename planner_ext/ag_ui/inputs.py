@@ -27,10 +27,10 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import (
     KernelFunctionFromMethod,
+    KernelParameterMetadata,
     KernelPlugin,
     kernel_function,
 )
-from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
 
 from planner_ext.approval.decisions import (
     Approve,

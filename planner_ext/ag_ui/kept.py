@@ -72,7 +72,7 @@ async def ag_ui_kept_events(
     by: str = "",
     arguments: KernelArguments | None = None,
     follow: float = 0.0,
-) -> AsyncGenerator[BaseEvent, None]:
+) -> AsyncGenerator[BaseEvent]:
     """Show the runs of a thread that a store keeps to an AG-UI front end; see the module.
 
     The first run of a thread has the name ``run_id``, later ones ``{run_id}.2`` and so
@@ -161,7 +161,7 @@ class _Thread:
     events: RunEvents
     problems: list[str] = field(default_factory=list[str])
 
-    async def happening(self, *, follow: float) -> AsyncGenerator[BaseEvent, None]:
+    async def happening(self, *, follow: float) -> AsyncGenerator[BaseEvent]:
         """Take the input, and yield what happens."""
         yield self.events.started()
         handle, messages = await self._taken()
@@ -188,9 +188,7 @@ class _Thread:
         for event in self.events.finished(own):
             yield event
 
-    async def _until_pause(
-        self, handle: "RunHandle[Any]"
-    ) -> AsyncGenerator[BaseEvent, None]:
+    async def _until_pause(self, handle: "RunHandle[Any]") -> AsyncGenerator[BaseEvent]:
         async with aclosing(handle.events(after=self.events.place)) as happened:
             async for fact in happened:
                 for event in self.events.read(fact):

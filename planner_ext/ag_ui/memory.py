@@ -57,7 +57,7 @@ async def ag_ui_events(
     roles: Collection[str] = (),
     arguments: KernelArguments | None = None,
     stop: StopHandle | None = None,
-) -> AsyncGenerator[BaseEvent, None]:
+) -> AsyncGenerator[BaseEvent]:
     """Run a planner for one input of an AG-UI front end, and yield the events; see the module.
 
     An input continues the run that waits on its thread, or begins a new one with its
@@ -174,7 +174,7 @@ class _Thread:
         by: str,
         roles: Collection[str],
         **given: Any,
-    ) -> AsyncGenerator[PlannerEvent, None]:
+    ) -> AsyncGenerator[PlannerEvent]:
         """Continue the run with the input's decisions, or begin one."""
         if self.tools:
             planner = _with_interceptor(planner)

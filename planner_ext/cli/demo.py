@@ -24,9 +24,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import (
-    FunctionChoiceBehavior,
-)
+from semantic_kernel.connectors.ai import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import (
     OpenAIChatCompletion,
     OpenAIChatPromptExecutionSettings,
@@ -382,7 +380,7 @@ class _Shell:
 @asynccontextmanager
 async def _scripted(
     script: Script,
-) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
+) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion]]:
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(
             base_url=server.url, api_key="none", max_retries=0

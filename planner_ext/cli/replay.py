@@ -9,8 +9,11 @@ from typing import Any
 
 from semantic_kernel import Kernel
 from semantic_kernel.exceptions import KernelException
-from semantic_kernel.functions import KernelFunctionFromMethod, kernel_function
-from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
+from semantic_kernel.functions import (
+    KernelFunctionFromMethod,
+    KernelParameterMetadata,
+    kernel_function,
+)
 
 from planner_ext import (
     FunctionCallingStepwisePlanner,

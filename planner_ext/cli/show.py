@@ -82,7 +82,7 @@ class Progress:
             self._follow(fact)
 
     async def watch(
-        self, stream: AsyncGenerator[PlannerEvent, None]
+        self, stream: AsyncGenerator[PlannerEvent]
     ) -> FunctionCallingStepwisePlannerResult:
         """Print a run's events as they come, and return its result."""
         async with aclosing(stream) as events:

@@ -25,7 +25,7 @@ from planner_ext.durable.store import opened_store
 @asynccontextmanager
 async def opened_runs(
     where: str, **options: Unpack[WorkerOptions]
-) -> AsyncGenerator[Runs, None]:
+) -> AsyncGenerator[Runs]:
     """Open a store to drive runs in it; a missing SQLite file is created."""
     opening = Runs.postgres if is_address(where) else Runs.sqlite
     async with opening(where, **options) as opened:

@@ -67,7 +67,7 @@ class Approvals:
         clock: Clock | None = None,
         authorize: Authorize | tuple[Authorize, ...] | None = None,
         verified: bool = False,
-    ) -> AsyncGenerator["Approvals", None]:
+    ) -> AsyncGenerator["Approvals"]:
         """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
 
         Args:

@@ -201,7 +201,7 @@ class RunsClient:
         clock: Clock | None = None,
         authorize: Authorize | tuple[Authorize, ...] | None = None,
         verified: bool = False,
-    ) -> AsyncGenerator["RunsClient", None]:
+    ) -> AsyncGenerator["RunsClient"]:
         """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
 
         Args:
@@ -877,7 +877,7 @@ class Runs(RunsClient):
     @opens
     async def sqlite(
         cls, path: str | Path, **options: Unpack[WorkerOptions]
-    ) -> AsyncGenerator["Runs", None]:
+    ) -> AsyncGenerator["Runs"]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
         Leaving the block hands this worker's runs over to others; see `close`.
@@ -910,7 +910,7 @@ class Runs(RunsClient):
     @opens
     async def postgres(
         cls, url: str, **options: Unpack[WorkerOptions]
-    ) -> AsyncGenerator["Runs", None]:
+    ) -> AsyncGenerator["Runs"]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.postgres(url) as runs``.
 
         Others that `work` continue the runs of a dead worker within seconds. Leaving
@@ -952,7 +952,7 @@ class Runs(RunsClient):
         locks: WorkerLocks,
         *,
         where: str,
-    ) -> AsyncGenerator["Runs", None]:
+    ) -> AsyncGenerator["Runs"]:
         runner = Runner(
             store,
             settings.in_doubt,

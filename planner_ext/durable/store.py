@@ -275,7 +275,7 @@ class Opening(AbstractAsyncContextManager[T]):
         )
 
 
-def opens(function: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Opening[T]]:
+def opens(function: Callable[P, AsyncGenerator[T]]) -> Callable[P, Opening[T]]:
     """Make a generator that yields an open store return its `Opening`."""
     context = asynccontextmanager(function)
 

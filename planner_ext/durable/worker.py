@@ -1147,9 +1147,7 @@ class RunHandle(Generic[R]):
         self._returned = False
 
     @streams
-    async def events(
-        self, *, after: int = 0
-    ) -> AsyncGenerator[Event | ResultReady[R], None]:
+    async def events(self, *, after: int = 0) -> AsyncGenerator[Event | ResultReady[R]]:
         """Yield what happens in the run until its next pause or end, as ``invoke_stream`` does.
 
         Each of any number of readers gets every fact once, in order, also those of

@@ -211,10 +211,10 @@ def seconds_from_now(seconds: float) -> Callable[[], float]:
     return lambda: end - clock()
 
 
-class _Stream(AsyncGenerator[_T, None]):
+class _Stream(AsyncGenerator[_T]):
     """An async generator that says how it is read if it is awaited."""
 
-    def __init__(self, events: AsyncGenerator[_T, None], name: str) -> None:
+    def __init__(self, events: AsyncGenerator[_T], name: str) -> None:
         self._events = events
         self._name = name
 
@@ -240,12 +240,12 @@ class _Stream(AsyncGenerator[_T, None]):
 
 
 def streams(
-    function: Callable[_P, AsyncGenerator[_T, None]],
-) -> Callable[_P, AsyncGenerator[_T, None]]:
+    function: Callable[_P, AsyncGenerator[_T]],
+) -> Callable[_P, AsyncGenerator[_T]]:
     """Decorate a method that returns an async generator: awaiting it says how to read it."""
 
     @wraps(function)
-    def streamed(*values: _P.args, **options: _P.kwargs) -> AsyncGenerator[_T, None]:
+    def streamed(*values: _P.args, **options: _P.kwargs) -> AsyncGenerator[_T]:
         return _Stream(function(*values, **options), function.__name__)
 
     return streamed

@@ -590,7 +590,7 @@ _UNDER_WAY = (TextDelta, facts.CallStarted, facts.CallFinished)
 calls."""
 
 
-async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
+async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event]:
     """Start a run and yield its events as they happen; raise what it raises.
 
     The run has its own task, so none of its spans, timeouts and task groups is open

@@ -15,9 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 

@@ -230,7 +230,7 @@ class FunctionCallingStepwisePlanner:
         chat_history: ChatHistory | None = None,
         stop: StopHandle | None = None,
         **kwargs: Any,
-    ) -> AsyncGenerator[PlannerEvent, None]:
+    ) -> AsyncGenerator[PlannerEvent]:
         """Reach a goal as `invoke` does, with streaming requests, and yield the events of the run.
 
         Yields:
@@ -327,7 +327,7 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments | None = None,
         budget: Budget | None = None,
         stop: StopHandle | None = None,
-    ) -> AsyncGenerator[PlannerEvent, None]:
+    ) -> AsyncGenerator[PlannerEvent]:
         """Resume as `resume` does; yield what `invoke_stream` does."""
         run = await self._resume(
             kernel,

@@ -224,7 +224,7 @@ class PlannerRun:
             engine.state, tuple(engine.facts), context.form, written=written, key=key
         )
 
-    async def events(self) -> AsyncGenerator[PlannerEvent, None]:
+    async def events(self) -> AsyncGenerator[PlannerEvent]:
         """Run, and yield the events; the result comes last."""
         results: list[FunctionCallingStepwisePlannerResult] = []
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
-from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
+from semantic_kernel.connectors.ai import CompletionUsage
 from semantic_kernel.contents import (
     AuthorRole,
     ChatMessageContent,

@@ -22,9 +22,7 @@ from typing import Annotated, Any, cast
 import semantic_kernel.exceptions as kernel_errors
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import to_jsonable_python
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError, described

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
@@ -14,9 +15,6 @@ from semantic_kernel.connectors.ai.function_calling_utils import (
 )
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 
 
 class OuterConnector(ChatCompletionClientBase):

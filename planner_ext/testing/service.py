@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import PrivateAttr
+from semantic_kernel.connectors.ai import CompletionUsage, PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
-from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.connectors.ai.function_call_choice_configuration import (
     FunctionCallChoiceConfiguration,
 )
@@ -19,9 +19,6 @@ from semantic_kernel.connectors.ai.function_calling_utils import (
     update_settings_from_function_call_configuration,
 )
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,

@@ -27,11 +27,9 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 from uuid import uuid4
 
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
-)
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
 )
 from semantic_kernel.contents import (
     ChatHistory,

@@ -10,12 +10,8 @@ from semantic_kernel.connectors.ai.text_completion_client_base import (
     TextCompletionClientBase,
 )
 from semantic_kernel.contents import ChatMessageContent
-from semantic_kernel.filters.functions.function_invocation_context import (
-    FunctionInvocationContext,
-)
-from semantic_kernel.functions.kernel_function_from_prompt import (
-    KernelFunctionFromPrompt,
-)
+from semantic_kernel.filters import FunctionInvocationContext
+from semantic_kernel.functions import KernelFunctionFromPrompt
 from semantic_kernel.functions.prompt_rendering_result import PromptRenderingResult
 
 from planner_ext.core.accounts import Tab

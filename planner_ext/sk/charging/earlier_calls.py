@@ -6,9 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from semantic_kernel.contents import ChatMessageContent, FunctionCallContent
-from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
-    AutoFunctionInvocationContext,
-)
+from semantic_kernel.filters import AutoFunctionInvocationContext
 
 from planner_ext.core.accounts import Tab
 from planner_ext.core.state import State

@@ -12,13 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
-from semantic_kernel.functions import KernelFunction
-from semantic_kernel.functions.kernel_function_from_prompt import (
-    KernelFunctionFromPrompt,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
+from semantic_kernel.functions import KernelFunction, KernelFunctionFromPrompt
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import (

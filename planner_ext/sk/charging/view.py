@@ -27,9 +27,7 @@ from typing import Any, cast
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.text_completion_client_base import (
     TextCompletionClientBase,
 )
@@ -39,11 +37,10 @@ from semantic_kernel.contents import (
     StreamingTextContent,
     TextContent,
 )
-from semantic_kernel.filters.functions.function_invocation_context import (
-    FunctionInvocationContext,
-)
-from semantic_kernel.functions import FunctionResult, KernelFunction
-from semantic_kernel.functions.kernel_function_from_prompt import (
+from semantic_kernel.filters import FunctionInvocationContext
+from semantic_kernel.functions import (
+    FunctionResult,
+    KernelFunction,
     KernelFunctionFromPrompt,
 )
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase

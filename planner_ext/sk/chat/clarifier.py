@@ -1,9 +1,7 @@
 """Another model that answers the questions of the one that works, for the user."""
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.contents import (
     AuthorRole,
     ChatMessageContent,

@@ -19,6 +19,7 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic_core import to_json
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.open_ai import (
     AzureChatCompletion,
     OpenAIChatCompletion,
@@ -28,9 +29,6 @@ from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exceptio
 )
 from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import (
     OpenAIModelTypes,
-)
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
 )
 from semantic_kernel.contents import (
     AuthorRole,

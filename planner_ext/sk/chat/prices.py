@@ -15,11 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.function_calling_utils import (
     kernel_function_metadata_to_function_call_format,
-)
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
 )
 from semantic_kernel.contents import (
     ChatMessageContent,

@@ -11,11 +11,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
-)
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
 )
 from semantic_kernel.contents import (
     AuthorRole,

@@ -13,16 +13,14 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import (
+    FunctionChoiceBehavior,
+    PromptExecutionSettings,
+)
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
-from semantic_kernel.connectors.ai.function_choice_behavior import (
-    FunctionChoiceBehavior,
-)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 from semantic_kernel.const import DEFAULT_SERVICE_NAME
 from semantic_kernel.contents import (
     AuthorRole,

@@ -19,10 +19,8 @@ from semantic_kernel.contents import (
     FunctionResultContent,
 )
 from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException
-from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
+from semantic_kernel.filters import (
     AutoFunctionInvocationContext,
-)
-from semantic_kernel.filters.functions.function_invocation_context import (
     FunctionInvocationContext,
 )
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction

@@ -20,9 +20,7 @@ from semantic_kernel.contents import (
     FunctionResultContent,
 )
 from semantic_kernel.exceptions import KernelException
-from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
-    AutoFunctionInvocationContext,
-)
+from semantic_kernel.filters import AutoFunctionInvocationContext
 from semantic_kernel.functions import KernelFunction
 
 from planner_ext.approval.decisions import (

@@ -36,11 +36,11 @@ from semantic_kernel.contents import (
     TextContent,
 )
 from semantic_kernel.contents.kernel_content import KernelContent
-from semantic_kernel.filters.functions.function_invocation_context import (
-    FunctionInvocationContext,
-)
-from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
-from semantic_kernel.functions.kernel_function_from_method import (
+from semantic_kernel.filters import FunctionInvocationContext
+from semantic_kernel.functions import (
+    FunctionResult,
+    KernelArguments,
+    KernelFunction,
     KernelFunctionFromMethod,
 )
 from semantic_kernel.utils.telemetry.model_diagnostics import function_tracer

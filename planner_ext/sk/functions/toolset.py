@@ -30,29 +30,25 @@ from weakref import ref
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import (
+    FunctionChoiceBehavior,
+    PromptExecutionSettings,
+)
 from semantic_kernel.connectors.ai.function_call_choice_configuration import (
     FunctionCallChoiceConfiguration,
 )
 from semantic_kernel.connectors.ai.function_calling_utils import (
     kernel_function_metadata_to_function_call_format,
 )
-from semantic_kernel.connectors.ai.function_choice_behavior import (
-    FunctionChoiceBehavior,
-)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 from semantic_kernel.exceptions import FunctionExecutionException
 from semantic_kernel.functions import (
     KernelFunction,
+    KernelFunctionFromMethod,
     KernelFunctionMetadata,
     KernelParameterMetadata,
     KernelPlugin,
     kernel_function,
-)
-from semantic_kernel.functions.kernel_function_from_method import (
-    KernelFunctionFromMethod,
 )
 
 from planner_ext.approval.decisions import edited_text, with_plain_numbers

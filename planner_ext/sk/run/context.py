@@ -12,16 +12,14 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import (
+    FunctionChoiceBehavior,
+    PromptExecutionSettings,
+)
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
-from semantic_kernel.connectors.ai.function_choice_behavior import (
-    FunctionChoiceBehavior,
-)
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
 

@@ -12,9 +12,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import from_json
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.exceptions import KernelException
 
 from planner_ext.core.errors import shown

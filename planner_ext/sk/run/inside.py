@@ -16,8 +16,9 @@ from typing import Any, cast
 from semantic_kernel.connectors.ai.chat_completion_client_base import (
     ChatCompletionClientBase,
 )
-from semantic_kernel.functions import KernelArguments, KernelFunction
-from semantic_kernel.functions.kernel_function_from_prompt import (
+from semantic_kernel.functions import (
+    KernelArguments,
+    KernelFunction,
     KernelFunctionFromPrompt,
 )
 

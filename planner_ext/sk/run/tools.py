@@ -14,14 +14,9 @@ from functools import cache, partial
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.prompt_execution_settings import (
-    PromptExecutionSettings,
-)
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, FunctionCallContent
-from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
-    AutoFunctionInvocationContext,
-)
-from semantic_kernel.filters.filter_types import FilterTypes
+from semantic_kernel.filters import AutoFunctionInvocationContext, FilterTypes
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.core.accounts import current_tab
