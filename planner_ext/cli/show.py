@@ -1,11 +1,10 @@
 """Prints a run for a person: its texts as they arrive, calls, outcomes, what waits."""
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, cast, get_args
+from typing import Self, get_args
 
 from rich.status import Status
 from rich.text import Text
@@ -14,7 +13,6 @@ from planner_ext.cli.parts import drawn_parts, with_note, wrapped
 from planner_ext.cli.text import (
     Terminal,
     TextFlow,
-    duration_text,
     moment_text,
     shortened,
 )
@@ -28,7 +26,8 @@ from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.readable.parts import MOST_LINES, Folded, Part, folded, parts_of
-from planner_ext.readable.text import exact, exact_json, visible, visible_line
+from planner_ext.readable.plain import arguments_line
+from planner_ext.readable.text import duration_text, exact, visible, visible_line
 
 _RAN = get_args(facts.FunctionOutcome)
 """The outcomes of a function that was started."""
@@ -187,7 +186,7 @@ class Progress:
         if call.decisions:
             kind = call.decisions[-1].kind
             edited = (
-                f" in place of {_arguments_text(call.requested)}" if fact.edited else ""
+                f" in place of {arguments_line(call.requested)}" if fact.edited else ""
             )
             self._line(
                 f"{one_line(fact.by) or 'a person'}: {kind} {_call_text(call)}{edited}"
@@ -437,18 +436,4 @@ def print_answer(
 
 
 def _call_text(call: TimelineCall) -> str:
-    return f"{one_line(call.function)}({_arguments_text(call.arguments)})"
-
-
-def _arguments_text(written: str) -> str:
-    """Format JSON arguments for a person; anything but an object stays as it is."""
-    try:
-        parsed: object = json.loads(written or "{}")
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, Mapping):
-        return one_line(written)
-    values = cast("Mapping[str, object]", parsed)
-    return ", ".join(
-        f"{exact(name)}={exact_json(value)}" for name, value in values.items()
-    )
+    return f"{one_line(call.function)}({arguments_line(call.arguments)})"

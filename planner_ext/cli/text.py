@@ -17,6 +17,7 @@ from rich.text import Text
 from planner_ext.core.errors import counted, seconds
 from planner_ext.core.text import printable
 from planner_ext.core.values import Usage
+from planner_ext.readable.text import duration_text
 
 
 class Signs(NamedTuple):
@@ -164,18 +165,6 @@ def moment_text(moment: datetime) -> str:
     seconds = (moment - datetime.now(UTC)).total_seconds()
     span = duration_text(abs(seconds))
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}, {span} {'from now' if seconds > 0 else 'ago'}"
-
-
-def duration_text(seconds: float) -> str:
-    """Format a duration in the largest unit of which there is more than one."""
-    left = int(seconds)
-    spans = (
-        (left // 86_400, "day"),
-        (left // 3_600, "hour"),
-        (left // 60, "minute"),
-        (left, "second"),
-    )
-    return counted(*next((span for span in spans if span[0] > 1), (left, "second")))
 
 
 def shortened(text: str, cells: int, mark: str) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, unquote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.datastructures import ImmutableMultiDict
@@ -61,7 +60,7 @@ from planner_ext.inbox.security import (
     redirect,
     typed_in,
 )
-from planner_ext.readable.html import html_of
+from planner_ext.readable.html import html_of, templates_of
 from planner_ext.readable.text import exact, visible, visible_line
 from planner_ext.timeline import Timeline, fragment_of
 
@@ -204,13 +203,7 @@ class _Inbox:
         self._kept: dict[str, tuple[str, object]] = {}
         self._rows_state = "", 0.0
         self.live = Live(self._marks)
-        self._templates = Environment(
-            loader=PackageLoader("planner_ext.inbox"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._templates = templates_of("planner_ext.inbox")
         self._templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
             "exact": exact,
             "line": visible_line,

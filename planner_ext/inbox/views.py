@@ -30,7 +30,7 @@ from planner_ext.readable.parts import (
     changes_of,
     parts_of,
 )
-from planner_ext.readable.text import exact, exact_json, visible
+from planner_ext.readable.text import duration_text, exact, exact_json, visible
 from planner_ext.timeline.conversation import Turn, conversation_of
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
@@ -245,17 +245,7 @@ def moment_of(at: datetime | float, now: float) -> Moment:
     moment = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
     moment = moment.astimezone(UTC)
     seconds = moment.timestamp() - now
-    left = int(abs(seconds))
-    spans = (
-        (left // 86_400, "day"),
-        (left // 3_600, "hour"),
-        (left // 60, "minute"),
-        (left, "second"),
-    )
-    number, unit = next(
-        ((number, unit) for number, unit in spans if number > 1), (left, "second")
-    )
-    span = f"{number} {unit}{'' if number == 1 else 's'}"
+    span = duration_text(abs(seconds))
     return Moment(
         iso=moment.isoformat(timespec="seconds"),
         text=f"{moment:%Y-%m-%d %H:%M:%S} UTC",

@@ -1,4 +1,4 @@
-"""Parts of a call drawn as HTML, with the classes of ``timeline/style.css``."""
+"""Templates of pages, and parts of a call drawn as HTML, with the classes of ``timeline/style.css``."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -16,15 +16,20 @@ def html_of(parts: Iterable[Part]) -> Markup:
     return Markup(_template().render(parts=parts))  # noqa: S704  (escaped by the template)
 
 
-@cache
-def _template() -> Template:
-    templates = Environment(
-        loader=PackageLoader("planner_ext.readable"),
+def templates_of(package: str, folder: str = "templates") -> Environment:
+    """Make the templates in a package's folder, which escape every text."""
+    return Environment(
+        loader=PackageLoader(package, folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+@cache
+def _template() -> Template:
+    templates = templates_of("planner_ext.readable")
     templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
         "folded": folded,
         "mark_name": _mark_name,

@@ -1,9 +1,10 @@
 """Parts of a call drawn as plain text, for a notice; and what every drawing without markup needs."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import repeat
 
-from planner_ext.approval.decisions import ToolCall
+from planner_ext.approval.decisions import ToolCall, json_object
 from planner_ext.readable.parts import (
     Line,
     Part,
@@ -14,7 +15,13 @@ from planner_ext.readable.parts import (
     parts_of,
     plain,
 )
-from planner_ext.readable.text import exact, has_right_to_left, visible
+from planner_ext.readable.text import (
+    exact,
+    exact_json,
+    has_right_to_left,
+    visible,
+    visible_line,
+)
 
 _ISOLATE = "\N{FIRST STRONG ISOLATE}"
 _END_ISOLATE = "\N{POP DIRECTIONAL ISOLATE}"
@@ -38,6 +45,16 @@ def _paragraph(call: ToolCall, address: str) -> str:
     arguments = "" if asks else text_of(parts_of(call.arguments, call.parameters))
     said = (visible(call.summary), visible(call.prompt), arguments)
     return "\n".join(filter(None, (name, *said, f"id: {exact(call.id)}", address)))
+
+
+def arguments_line(written: str) -> str:
+    """Write a call's JSON arguments on one line; anything but an object stays as it is."""
+    with suppress(RecursionError):  # too deep to be written again
+        given = json_object(written)
+        if given is not None:
+            texts = (f"{exact(name)}={exact_json(one)}" for name, one in given.items())
+            return ", ".join(texts)
+    return visible_line(written)
 
 
 def isolated(piece: Piece, part: Part) -> str:

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
+from planner_ext.core.errors import counted
 from planner_ext.core.text import one_line
 
 BLANKS = 2
@@ -181,6 +182,19 @@ def _is_joiner(line: str, place: int) -> bool:
 
 
 _RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
+
+
+def duration_text(seconds: float) -> str:
+    """Format a duration in the largest unit of which there is more than one."""
+    left = int(seconds)
+    spans = (
+        (left // 86_400, "day"),
+        (left // 3_600, "hour"),
+        (left // 60, "minute"),
+        (left, "second"),
+    )
+    longest = next((span for span in spans if span[0] > 1), (left, "second"))
+    return counted(*longest)
 
 
 def has_right_to_left(text: str) -> bool:

@@ -5,15 +5,13 @@ The templates escape every text and make invisible characters visible. They use 
 fragment.
 """
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import takewhile, zip_longest
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from planner_ext.approval.decisions import DecisionRecord, json_object
 from planner_ext.core.errors import PlannerExtError, counted
@@ -28,6 +26,7 @@ from planner_ext.engine.timeline import (
     TimelineIteration,
 )
 from planner_ext.readable.parts import changes_of, parts_written
+from planner_ext.readable.plain import arguments_line
 from planner_ext.readable.text import exact, exact_json, visible
 
 if TYPE_CHECKING:
@@ -111,18 +110,12 @@ def steps_of(timeline: Timeline, *, prefix: str) -> list[str]:
 @cache
 def _templates() -> "Environment":
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  (an extra)
+        from planner_ext.readable.html import templates_of  # noqa: PLC0415  (needs an extra)
     except ImportError as error:
         raise PlannerExtError(
             'A timeline page needs jinja2. Install it with: pip install "planner-ext[cli]"'
         ) from error
-    templates = Environment(
-        loader=PackageLoader("planner_ext.timeline", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = templates_of("planner_ext.timeline", "")
     templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
         "prose": _prose,
         "exact": exact,
@@ -381,18 +374,7 @@ def _short(text: str) -> str:
 
 
 def _call_in_short(call: TimelineCall) -> str:
-    # No JSON, or too deep to be written again.
-    with suppress(ValueError, RecursionError):
-        parsed: object = json.loads(call.arguments or "{}")
-        if isinstance(parsed, dict):
-            values = cast("Mapping[str, object]", parsed)
-            return _short(
-                ", ".join(
-                    f"{exact(name)}={exact_json(value)}"
-                    for name, value in values.items()
-                )
-            )
-    return _short(exact(call.arguments[: 2 * _LONGEST]))
+    return _short(arguments_line(call.arguments))
 
 
 def _tokens(usage: Usage) -> str:
