@@ -47,7 +47,7 @@ from planner_ext.testing import (
 from planner_ext.testing.connector import OuterConnector
 from planner_ext.testing.rules import find_violation
 from planner_ext.testing.script import completion_body
-from planner_ext.testing.server import HttpResponse
+from planner_ext.testing.server import HttpResponse, json_response
 
 
 @frozen
@@ -213,11 +213,7 @@ class _ForgivingServer(ScriptedOpenAIServer):
         reply = completion_body(
             say("You are welcome."), index=0, model="scripted", usage=Usage()
         )
-        return HttpResponse(
-            status=200,
-            content_type="application/json",
-            parts=(json.dumps(reply).encode(),),
-        )
+        return json_response(reply)
 
 
 def _as_read(request: ScriptedRequest) -> ScriptedRequest:

@@ -22,7 +22,12 @@ from semantic_kernel.functions import (
     kernel_function,
 )
 
-from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
+from planner_ext.testing.server import (
+    HttpRequest,
+    HttpResponse,
+    LoopbackServer,
+    json_response,
+)
 
 _SLOW_SECONDS = 3.0
 """Longer than the deadline of any situation."""
@@ -115,11 +120,7 @@ class Desk:
         if name == "ended":
             observed.ended_at = observed.ended_at or monotonic()
         if observed.ended_at:
-            return HttpResponse(
-                status=200,
-                content_type="application/json",
-                parts=(b'{"result": "", "kill": false}',),
-            )
+            return json_response({"result": "", "kill": False})
         observed.started(f"desk-{name}", arguments)
         if observed.stops_at == f"desk-{name}":
             observed.stop()
@@ -132,11 +133,7 @@ class Desk:
         except LookupError as error:
             answer = {"error": str(error)}
         answer["kill"] = observed.kills_at == f"desk-{name}" and observed.life == 1
-        return HttpResponse(
-            status=200,
-            content_type="application/json",
-            parts=(json.dumps(answer).encode(),),
-        )
+        return json_response(answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class ScriptedOpenAIServer:
                     return self._complete(request.body)
             case "GET", "/v1/models":
                 common = {"object": "model", "created": 0, "owned_by": "scripted"}
-                return _json_response(
+                return json_response(
                     {
                         "object": "list",
                         "data": [{"id": name, **common} for name in self._models],
@@ -271,7 +271,7 @@ class ScriptedOpenAIServer:
                 )
             case _:
                 text = f"Invalid URL ({request.method} {request.path})"
-                return _json_response(
+                return json_response(
                     error_body(text, type="invalid_request_error"), status=404
                 )
 
@@ -324,7 +324,7 @@ class ScriptedOpenAIServer:
         self, message: str, *, param: str | None = None, code: str | None = None
     ) -> HttpResponse:
         self._refused.append(message)
-        return _json_response(
+        return json_response(
             error_body(message, type="invalid_request_error", param=param, code=code),
             status=400,
         )
@@ -335,7 +335,7 @@ def _reply_response(
 ) -> HttpResponse:
     model = str(request.body["model"])
     if not request.stream:
-        return _json_response(
+        return json_response(
             completion_body(reply, index=request.index, model=model, usage=usage)
         )
     reported = (
@@ -387,7 +387,8 @@ def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpRespo
     )
 
 
-def _json_response(body: Mapping[str, object], *, status: int = 200) -> HttpResponse:
+def json_response(body: Mapping[str, object], *, status: int = 200) -> HttpResponse:
+    """Respond with JSON."""
     return HttpResponse(
         status=status, content_type=_JSON, parts=(json.dumps(body).encode(),)
     )

@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 from uuid import uuid4
 
 from semantic_kernel import Kernel
@@ -150,14 +150,6 @@ class _Tape(Tape):
             ai_model_id=model, service_id=service_id, inner=inner, tape=self, **role
         )
 
-    def _asked(
-        self,
-        service: "_TapedChatCompletion",
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-    ) -> Asked:
-        return Asked.of(service.service_id, next(_functions(), ""), history, settings)
-
     @abstractmethod
     def run_id(self, goal: str) -> str:
         """Return the id of a new run."""
@@ -176,20 +168,11 @@ class _Tape(Tape):
         self.runs.setdefault(run.run_id, []).append(fact)
 
     @abstractmethod
-    async def reply(
-        self,
-        service: "_TapedChatCompletion",
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-    ) -> list[ChatMessageContent]: ...
+    async def reply(self, request: "_Request") -> list[ChatMessageContent]: ...
 
     @abstractmethod
     def chunks(
-        self,
-        service: "_TapedChatCompletion",
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-        attempt: int,
+        self, request: "_Request", attempt: int
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]: ...
 
 
@@ -202,6 +185,19 @@ def _functions() -> Iterator[str]:
         tab = tab.account.within
 
 
+class _Request(NamedTuple):
+    """A request of a service on the tape."""
+
+    service: "_TapedChatCompletion"
+    history: ChatHistory
+    settings: PromptExecutionSettings
+
+    def asked(self) -> Asked:
+        """Write it in its normal form, with the function that makes it."""
+        function = next(_functions(), "")
+        return Asked.of(self.service.service_id, function, self.history, self.settings)
+
+
 class _TapedChatCompletion(OuterConnector):
     """A connector on a tape; ``inner`` is None where the replayed kernel lacks it."""
 
@@ -210,7 +206,7 @@ class _TapedChatCompletion(OuterConnector):
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        return await self.tape.reply(self, chat_history, settings)
+        return await self.tape.reply(_Request(self, chat_history, settings))
 
     async def _inner_get_streaming_chat_message_contents(
         self,
@@ -218,9 +214,9 @@ class _TapedChatCompletion(OuterConnector):
         settings: PromptExecutionSettings,
         function_invoke_attempt: int = 0,
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        async with aclosing(
-            self.tape.chunks(self, chat_history, settings, function_invoke_attempt)
-        ) as stream:
+        request = _Request(self, chat_history, settings)
+        chunks = self.tape.chunks(request, function_invoke_attempt)
+        async with aclosing(chunks) as stream:
             async for group in stream:
                 yield group
 
@@ -256,12 +252,9 @@ class _Recorder(_Tape):
 
     @contextmanager
     def _exchange(
-        self,
-        service: _TapedChatCompletion,
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
+        self, request: "_Request"
     ) -> Generator[tuple[ChatCompletionClientBase, Exchange]]:
-        asked = self._asked(service, history, settings)
+        asked = request.asked()
         within = [*_functions()][1:]
         kept = Exchange(
             **{field.name: getattr(asked, field.name) for field in fields(asked)},
@@ -269,7 +262,7 @@ class _Recorder(_Tape):
         )
         self._exchanges.append((asked, kept))
         try:
-            yield service.connector, kept
+            yield request.service.connector, kept
         except Exception as error:
             kept.error = Raised.chain(error)
             raise
@@ -280,29 +273,21 @@ class _Recorder(_Tape):
     def _keep(self, kept: Exchange, messages: Sequence[ChatMessageContent]) -> None:
         kept.replies = [dump_message(message) for message in messages]
 
-    async def reply(
-        self,
-        service: _TapedChatCompletion,
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-    ) -> list[ChatMessageContent]:
-        with self._exchange(service, history, settings) as (inner, kept):
-            replies = await inner._inner_get_chat_message_contents(history, settings)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
+    async def reply(self, request: "_Request") -> list[ChatMessageContent]:
+        with self._exchange(request) as (inner, kept):
+            ask = inner._inner_get_chat_message_contents  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
+            replies = await ask(request.history, request.settings)
             messages = [with_own_ids(corrected(message)) for message in replies]
             self._keep(kept, messages)
             return messages
 
     async def chunks(
-        self,
-        service: _TapedChatCompletion,
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-        attempt: int,
+        self, request: "_Request", attempt: int
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         assembly = ReplyAssembly()
-        with self._exchange(service, history, settings) as (inner, kept):
+        with self._exchange(request) as (inner, kept):
             ask = inner._inner_get_streaming_chat_message_contents  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
-            stream = ask(history, settings, attempt)
+            stream = ask(request.history, request.settings, attempt)
             try:
                 async with aclosing(corrected_chunks(stream)) as groups:
                     async for group in groups:
@@ -382,16 +367,9 @@ class _Player(_Tape):
         for number in self._left:
             asked, exchange = self.cassette.exchanges[number]
             if self._not_called.isdisjoint((asked.function, *exchange.within)):
-                self._note(
-                    Difference(
-                        request=number,
-                        what="the request",
-                        expected="as recorded",
-                        got="not made",
-                    )
-                )
+                self._note(number, "the request", "as recorded", "not made")
         if self._raises and self.differences:
-            raise ReplayDifferenceError(self.differences, [*self._notes()])
+            raise self._differing()
 
     def run_id(self, goal: str) -> str:
         known = next(
@@ -441,33 +419,19 @@ class _Player(_Tape):
         name = checked.function
         got = json.dumps(dict(checked.arguments), default=str)
         what = f"one more call of {name}"
-        self._note(
-            Difference(
-                request=self._made,
-                what=what,
-                function=name,
-                expected="no such call",
-                got=got,
-            )
-        )
+        self._note(self._made, what, "no such call", got, function=name)
         text = "The cassette has no result of this call."
         return Finished(
             outcome="failed", text=text, error=text, exception=LookupError(text)
         )
 
     def compare(self, fact: CallFinished, finished: Finished) -> None:
-        if not same(fact.result, text := finished.text):
-            what = f"the result of {fact.function}"
+        before = fact.result
+        now = finished.text
+        if not same(before, now):
             name = fact.function
-            self._note(
-                Difference(
-                    request=self._made,
-                    what=what,
-                    function=name,
-                    expected=fact.result,
-                    got=text,
-                )
-            )
+            what = f"the result of {name}"
+            self._note(self._made, what, before, now, function=name)
 
     def _notes(self) -> Iterator[str]:
         """Say what else is not as it was recorded: the versions, and the options of a run."""
@@ -481,7 +445,23 @@ class _Player(_Tape):
             if before != after:
                 yield f"The options of a run were {before}; they are {after}."
 
-    def _note(self, found: Difference) -> None:
+    def _differing(self) -> ReplayDifferenceError:
+        return ReplayDifferenceError(self.differences, [*self._notes()])
+
+    def _note(
+        self, request: int, what: str, expected: str, got: str, *, function: str = ""
+    ) -> None:
+        self._add(
+            Difference(
+                request=request,
+                what=what,
+                function=function,
+                expected=expected,
+                got=got,
+            )
+        )
+
+    def _add(self, found: Difference) -> None:
         """Add a difference once, without secrets; later requests repeat it."""
         found = replace(found, got=self._scrub.text(found.got))
         key = (found.what, found.expected, found.got)
@@ -490,14 +470,9 @@ class _Player(_Tape):
         ):
             self.differences.append(found)
 
-    def _recorded(
-        self,
-        service: _TapedChatCompletion,
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-    ) -> int:
+    def _recorded(self, request: "_Request") -> int:
         """Find the recorded request that equals this one, or compare it with the next one."""
-        asked = self._asked(service, history, settings)
+        asked = request.asked()
         exchanges = self.cassette.exchanges
         left = self._left
         number = next((one for one in left if exchanges[one][0].equals(asked)), None)
@@ -505,19 +480,13 @@ class _Player(_Tape):
             same = (one for one in left if exchanges[one][0].function == asked.function)
             number = next(same, left[0])
             for found in differences(number, exchanges[number][0], asked):
-                self._note(found)
+                self._add(found)
         if number is None:
             got = str(asked.messages[-1].get("content")) if asked.messages else ""
-            self._note(
-                Difference(
-                    request=len(exchanges),
-                    what="one more request",
-                    expected="no further request",
-                    got=got,
-                )
-            )
+            more = len(exchanges)
+            self._note(more, "one more request", "no further request", got)
         if number is None or (self._raises and self.differences):
-            raise ReplayDifferenceError(self.differences, [*self._notes()])
+            raise self._differing()
         left.remove(number)
         return number
 
@@ -529,36 +498,20 @@ class _Player(_Tape):
             raise Raised.again(exchange.error)
         if exchange.abandoned:
             await asyncio.sleep(_PATIENCE)
-            self._note(
-                Difference(
-                    request=number,
-                    what="the request",
-                    expected="abandoned",
-                    got="waited for",
-                )
-            )
-            raise ReplayDifferenceError(self.differences, [*self._notes()])
+            self._note(number, "the request", "abandoned", "waited for")
+            raise self._differing()
 
-    async def reply(
-        self,
-        service: _TapedChatCompletion,
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-    ) -> list[ChatMessageContent]:
-        number = self._recorded(service, history, settings)
+    async def reply(self, request: "_Request") -> list[ChatMessageContent]:
+        number = self._recorded(request)
         await self._end(number)
         return [
             _message(one) for one in self.cassette.exchanges[number][1].replies or ()
         ]
 
     async def chunks(
-        self,
-        service: _TapedChatCompletion,
-        history: ChatHistory,
-        settings: PromptExecutionSettings,
-        attempt: int,
+        self, request: "_Request", attempt: int
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        number = self._recorded(service, history, settings)
+        number = self._recorded(request)
         for one in self.cassette.exchanges[number][1].replies or ():
             for chunk in _pieces(_message(one), attempt):
                 yield [chunk]
