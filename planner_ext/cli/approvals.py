@@ -16,7 +16,14 @@ from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
 from planner_ext.cli.edit import edited_value, has_editor
 from planner_ext.cli.parts import drawn_parts, with_note
-from planner_ext.cli.store import opened_client, print_page, print_rows, say, store_name
+from planner_ext.cli.store import (
+    acting,
+    opened_client,
+    print_page,
+    print_rows,
+    say,
+    store_name,
+)
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.text import one_line, printable
@@ -215,7 +222,7 @@ async def revoke(args: cli.DecisionArgs) -> None:
     Examples:
       planner-ext approvals revoke 4f0c2a9be713 --store runs.db
     """
-    async with opened_client(args.store, args.hooks) as client:
+    async with acting(args) as client:
         await client.approvals().revoke(args.id, by=args.by)
     say(f"{exact(args.id)} is revoked.")
 
@@ -236,7 +243,7 @@ async def _decide(
 ) -> int:
     """Store a decision on the call as it stands now, or a grant alone, and print what follows."""
     granted = terms.grant()
-    async with opened_client(args.store, args.hooks) as client:
+    async with acting(args) as client:
         store = client.approvals()
         call = await store.show(args.id)
         decision = decision_on(call)

@@ -40,7 +40,7 @@ class ApprovalPrompt:
     shown is discarded.
     """
 
-    def __init__(self, console: Terminal, *, by: str | None) -> None:
+    def __init__(self, console: Terminal, *, by: str) -> None:
         self._console = console
         self._by = by
         self._refused: tuple[str, Decision] | None = None

@@ -40,6 +40,7 @@ from planner_ext.cli.run import (
 )
 from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import (
+    acting,
     command_on,
     opened_client,
     opened_runs,
@@ -84,7 +85,7 @@ class StoreRun(CliRun):
         store: str,
         options: RunOptions,
         *,
-        by: str | None,
+        by: str,
         facts: Sequence[Fact] = (),
         hooks: Hooks = no_hooks,
     ) -> None:
@@ -109,7 +110,7 @@ class StoreRun(CliRun):
                 run_id,
                 self.planner,
                 self.kernel,
-                by=self.by or "",
+                by=self.by,
                 streaming=self.options.stream,
                 **more,
             )
@@ -162,9 +163,7 @@ class StoreRun(CliRun):
             )
 
 
-def start_run(
-    goal: GoalArgs, store: str, options: RunOptions, *, by: str | None
-) -> int:
+def start_run(goal: GoalArgs, store: str, options: RunOptions, *, by: str) -> int:
     """Start a run in a store, or continue the one of this name."""
     if goal.timeout is not None:
         raise PlannerInvalidConfigurationError(
@@ -195,16 +194,15 @@ def start_run(
 
 def resume_run(
     run_id: str,
-    store: str,
+    args: ActorArgs,
     options: RunOptions,
-    who: ActorArgs,
     *,
     max_iterations: int | None,
 ) -> int:
     """Resume a run of a store."""
-    facts = asyncio.run(_stored(run_id, store)).facts
+    facts = asyncio.run(_stored(run_id, args.store)).facts
     state = fold_journal(run_id, facts)
-    run = StoreRun(store, options, by=who.by, facts=facts, hooks=who.hooks)
+    run = StoreRun(args.store, options, by=args.by, facts=facts, hooks=args.hooks)
     return _resumed(run, run_id, new_limits(state, max_iterations))
 
 
@@ -240,13 +238,13 @@ def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
 
 
 async def _forked(run_id: str, args: ForkArgs) -> str:
-    async with opened_client(args.store, args.hooks) as client:
+    async with acting(args) as client:
         return await client.fork(
             run_id,
             at=args.at,
             new_run_id=args.run_id,
             instruction=args.instruction,
-            by=args.by or "",
+            by=args.by,
         )
 
 

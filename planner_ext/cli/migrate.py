@@ -6,7 +6,7 @@ import typer
 
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import DONE, ExitCode, command
-from planner_ext.cli.store import opened_client, say, store_name
+from planner_ext.cli.store import acting, say, store_name
 from planner_ext.cli.text import json_document
 from planner_ext.durable.migration import StoreSchema, migrate
 from planner_ext.durable.retention import Retention
@@ -66,8 +66,7 @@ async def migrate_store(store: cli.Store, dry_run: bool = False) -> None:
 
 @command(group, exit_codes=DONE, name="keep")
 async def keep(
-    store: cli.Store,
-    who: cli.ActorArgs,
+    args: cli.ActorArgs,
     ended: cli.Since = None,
     journals: cli.Since = None,
     everything: bool = False,
@@ -92,8 +91,8 @@ async def keep(
             "give --ended, --journals or both; or --everything alone.",
             param_hint="--ended",
         )
-    async with opened_client(store, who.hooks) as client:
-        await client.retain(ended=ended, journals=journals, by=who.by or "")
+    async with acting(args) as client:
+        await client.retain(ended=ended, journals=journals, by=args.by)
         retention = await client.retention()
     say(_kept(retention))
 

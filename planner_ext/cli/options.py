@@ -45,11 +45,11 @@ def value_of(written: str) -> object:
         return written
 
 
-def _login_name() -> str | None:
+def _login_name() -> str:
     try:
         return getpass.getuser()
     except (ImportError, KeyError, OSError):
-        return None
+        return ""
 
 
 _STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
@@ -59,7 +59,7 @@ Store = Annotated[
     str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)
 ]
 By = Annotated[
-    str | None,
+    str,
     typer.Option(
         default_factory=_login_name, metavar="NAME", help=_BY, show_default="login name"
     ),
@@ -160,13 +160,14 @@ async def no_hooks() -> tuple[Authorize, ...]:
     return ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AppArgs:
-    """The application that may refuse an action.
+    """A store, and the application that may refuse an action on it.
 
     Its factory is called here, before an event loop runs, so that it may run its own.
     """
 
+    store: Store
     app: App = None
     hooks: Hooks = field(init=False, repr=False)
 
@@ -182,9 +183,9 @@ def _hooks_of(app: str | None) -> Hooks:
     return started_hook(app)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ActorArgs(AppArgs):
-    """Who acts on a run, and the application that may refuse it."""
+    """Who acts on a store, and the application that may refuse it."""
 
     by: By
 
@@ -194,7 +195,6 @@ class DecisionArgs(ActorArgs):
     """A call or question that waits in a store, and who decides it."""
 
     id: CallId
-    store: Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +332,6 @@ class SubmitArgs(ApprovalArgs, AppArgs):
     """
 
     goal: Goal
-    store: Store
     run_id: Name = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
     tag: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
@@ -376,7 +375,6 @@ class ForkArgs(ActorArgs):
         html: Write a page with both timelines side by side.
     """
 
-    store: Store
     at: Annotated[int, typer.Option(metavar="K", min=-1)]
     run_id: Name = None
     instruction: Annotated[str, typer.Option(metavar="TEXT")] = ""
@@ -493,7 +491,6 @@ class ChosenArgs(FilterArgs, ActorArgs):
     """
 
     run: Annotated[str | None, typer.Argument(metavar="RUN", show_default=False)] = None
-    store: Store
     dry_run: bool = False
     yes: bool = False
 
@@ -621,7 +618,6 @@ class ServeArgs(AppArgs):
             Default: a random one.
     """
 
-    store: Store
     host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1"
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8321
     user: Name = None

@@ -70,7 +70,7 @@ _KEPT_OPTIONS = ("kernel", "base_url", "model", "policy")
 """Options that the command which continues a run repeats, beside ``--ask-all``."""
 
 
-def run_goal(goal: GoalArgs, options: RunOptions, *, by: str | None) -> int:
+def run_goal(goal: GoalArgs, options: RunOptions, *, by: str) -> int:
     """Reach a goal."""
     if goal.timeout is not None and not 0 < goal.timeout < math.inf:
         raise PlannerInvalidConfigurationError(
@@ -102,7 +102,7 @@ class CliRun:
         self,
         options: RunOptions,
         *,
-        by: str | None = None,
+        by: str = "",
         facts: Sequence[Fact] = (),
         timeout: float | None = None,
     ) -> None:

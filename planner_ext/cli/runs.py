@@ -18,6 +18,7 @@ from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import DONE, RUN, Exit, ExitCode, command
 from planner_ext.cli.store import (
+    acting,
     command_on,
     opened_client,
     print_page,
@@ -72,7 +73,7 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
     """
     given = limits.given()
     budget = Budget(**given) if given else None
-    async with opened_client(args.store, args.hooks, create=args.create) as client:
+    async with acting(args, create=args.create) as client:
         submitted = await client.submit(
             args.goal,
             run_id=args.run_id,
@@ -178,7 +179,7 @@ async def _act(
         done: What a run is then.
         unchanged: What it was if nothing changed.
     """
-    async with opened_client(chosen.store, chosen.hooks) as client:
+    async with acting(chosen) as client:
         if chosen.run is not None:
             changed = await act(client, chosen.run)
             what = f"is {done}." if changed else f"{unchanged}; nothing changed."
@@ -225,7 +226,7 @@ def set_budget(chosen: cli.ChosenArgs, limits: cli.LimitArgs) -> Exit:
 
     async def change(client: RunsClient, run: str) -> bool:
         budget = replace(await client.limits(run), **given)
-        await client.set_budget(run, budget, by=chosen.by or "")
+        await client.set_budget(run, budget, by=chosen.by)
         return True
 
     return _act(
@@ -241,8 +242,7 @@ def set_budget(chosen: cli.ChosenArgs, limits: cli.LimitArgs) -> Exit:
 async def say_to_run(
     run: cli.RunName,
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False)],
-    store: cli.Store,
-    who: cli.ActorArgs,
+    args: cli.ActorArgs,
 ) -> None:
     """Say something to a run that has not ended: the model reads it in its next request.
 
@@ -254,8 +254,8 @@ async def say_to_run(
     Options:
         text: What the model reads.
     """
-    async with opened_client(store, who.hooks) as client:
-        await client.say(run, text, by=who.by or "")
+    async with acting(args) as client:
+        await client.say(run, text, by=args.by)
     say(f"{exact(run)} reads it before its next request.")
 
 
@@ -392,7 +392,7 @@ def retry_runs(chosen: cli.ChosenArgs) -> Exit:
     """
 
     async def retry(client: RunsClient, run: str) -> bool:
-        return await client.retry(run, by=chosen.by or "")
+        return await client.retry(run, by=chosen.by)
 
     return _act(
         chosen,
@@ -411,9 +411,7 @@ ALL_EXIT_CODES = """\
 
 
 @command(group, exit_codes=ALL_EXIT_CODES, name="pause-all")
-async def pause_all(
-    store: cli.Store, who: cli.ActorArgs, reason: cli.Reason = ""
-) -> int:
+async def pause_all(args: cli.ActorArgs, reason: cli.Reason = "") -> int:
     """Drive no run of a store, in any process, until resume-all: for an incident.
 
     No further request or call starts; those in flight end and are recorded. Runs can be
@@ -425,21 +423,21 @@ async def pause_all(
     Options:
         reason: Why, for the record.
     """
-    async with opened_client(store, who.hooks) as client:
-        changed = await client.pause_all(by=who.by or "", reason=reason)
+    async with acting(args) as client:
+        changed = await client.pause_all(by=args.by, reason=reason)
     say("All runs are paused." if changed else "All runs were paused before.")
     return ExitCode.ANSWERED if changed else ExitCode.NO_ANSWER
 
 
 @command(group, exit_codes=ALL_EXIT_CODES, name="resume-all")
-async def resume_all(store: cli.Store, who: cli.ActorArgs) -> int:
+async def resume_all(args: cli.ActorArgs) -> int:
     """Let workers drive the runs of a store again, after pause-all.
 
     Examples:
       planner-ext runs resume-all --store runs.db
     """
-    async with opened_client(store, who.hooks) as client:
-        changed = await client.resume_all(by=who.by or "")
+    async with acting(args) as client:
+        changed = await client.resume_all(by=args.by)
     say("All runs are resumed." if changed else "The runs were not paused.")
     return ExitCode.ANSWERED if changed else ExitCode.NO_ANSWER
 
@@ -460,7 +458,7 @@ def cancel_runs(
     """
 
     async def cancel(client: RunsClient, run: str) -> bool:
-        return await client.cancel(run, by=chosen.by or "", reason=reason)
+        return await client.cancel(run, by=chosen.by, reason=reason)
 
     return _act(
         chosen,
@@ -484,7 +482,7 @@ def delete_runs(chosen: cli.ChosenArgs, force: bool = False) -> Exit:
     """
 
     async def delete(client: RunsClient, run: str) -> bool:
-        await client.delete(run, force=force, by=chosen.by or "")
+        await client.delete(run, force=force, by=chosen.by)
         return True
 
     statuses = (*AT_REST, "paused") if force else AT_REST
@@ -493,10 +491,9 @@ def delete_runs(chosen: cli.ChosenArgs, force: bool = False) -> Exit:
 
 @command(group, exit_codes=DONE, name="prune")
 async def prune_runs(
-    store: cli.Store,
+    args: cli.ActorArgs,
     older_than: cli.Age,
     status: Annotated[str, typer.Option(metavar="STATUS")],
-    who: cli.ActorArgs,
     dry_run: bool = False,
 ) -> None:
     """Delete all runs with a status that have not changed for some time.
@@ -514,9 +511,9 @@ async def prune_runs(
             quarantined.
         dry_run: Only say how many there are.
     """
-    async with opened_client(store, who.hooks) as client:
+    async with acting(args) as client:
         count = await client.prune(
-            older_than=older_than, status=status, dry_run=dry_run, by=who.by or ""
+            older_than=older_than, status=status, dry_run=dry_run, by=args.by
         )
     print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
 
@@ -524,8 +521,7 @@ async def prune_runs(
 @command(group, exit_codes=DONE, name="forget")
 async def forget_person(
     key: Annotated[str, typer.Option(metavar="KEY")],
-    store: cli.Store,
-    who: cli.ActorArgs,
+    args: cli.ActorArgs,
     rewrite: bool = True,
 ) -> None:
     """Take a person's texts out of a store: delete the runs with the tag KEY, and replace KEY in shared budgets.
@@ -542,8 +538,8 @@ async def forget_person(
         key: The tag of the person's runs, and the key in shared budgets.
         rewrite: Rewrite the files, so that they do not contain what was deleted.
     """
-    async with opened_client(store, who.hooks) as client:
-        count = await client.forget(key, rewrite=rewrite, by=who.by or "")
+    async with acting(args) as client:
+        count = await client.forget(key, rewrite=rewrite, by=args.by)
     print(f"{counted(count, 'run')} deleted.")
 
 
@@ -572,7 +568,7 @@ async def export_run(
 
 
 @command(group, exit_codes=DONE, name="import")
-async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> None:
+async def import_run(file: cli.InFile, args: cli.ActorArgs) -> None:
     """Add an exported run to a store, under its name.
 
     An unfinished run continues in this store. Delete or cancel it in its first store,
@@ -588,13 +584,13 @@ async def import_run(file: cli.InFile, store: cli.Store, who: cli.ActorArgs) -> 
         file: What runs export wrote.
     """
     text = _exported(file)
-    doorkeeper = Doorkeeper(authorize=await who.hooks())
-    async with opened_store(store) as opened:
+    doorkeeper = Doorkeeper(authorize=await args.hooks())
+    async with opened_store(args.store) as opened:
         key = cli.signing_key()
         name = await archive.import_run(
-            opened, text, key=key, doorkeeper=doorkeeper, by=who.by or ""
+            opened, text, key=key, doorkeeper=doorkeeper, by=args.by
         )
-    say(f"{exact(name)} is in {store_name(store)}.")
+    say(f"{exact(name)} is in {store_name(args.store)}.")
 
 
 @command(group, name="verify")
@@ -721,9 +717,8 @@ def show_run(
 @command(group, exit_codes=RUN, name="resume")
 def resume_run(
     run: cli.RunName,
-    store: cli.Store,
+    args: cli.ActorArgs,
     options: cli.RunOptions,
-    who: cli.ActorArgs,
     max_iterations: cli.MoreIterations = None,
 ) -> Exit:
     """Continue a run in this process, with the decisions made meanwhile.
@@ -737,7 +732,7 @@ def resume_run(
     """
     from planner_ext.cli import drive  # noqa: PLC0415  (imports Semantic Kernel)
 
-    return drive.resume_run(run, store, options, who, max_iterations=max_iterations)
+    return drive.resume_run(run, args, options, max_iterations=max_iterations)
 
 
 @command(group, exit_codes=RUN, name="fork")

@@ -8,7 +8,7 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 from planner_ext.cli.options import ServeArgs
-from planner_ext.cli.store import opened_client, say, store_name
+from planner_ext.cli.store import acting, say, store_name
 from planner_ext.cli.streams import on_signals
 from planner_ext.core.errors import PlannerExtError
 
@@ -48,7 +48,7 @@ async def serve_inbox(args: ServeArgs) -> None:
             "https://inbox.example.com, or --allow-host inbox.example.com."
         )
     token = Token(args.token, user=args.user, hosts=(*LOOPBACK, *allowed))
-    async with opened_client(args.store, args.hooks) as client:
+    async with acting(args) as client:
         if args.public_url is not None:
             await client.set_inbox(args.public_url)
         application = app(client, sign_in=token)

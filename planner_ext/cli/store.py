@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Unpack
 
 from rich.text import Text
@@ -41,6 +41,13 @@ async def opened_client(
     doorkeeper = Doorkeeper(authorize=await hooks())
     async with opened_store(where, create=create) as store:
         yield RunsClient(store, doorkeeper=doorkeeper)
+
+
+def acting(
+    args: cli.AppArgs, *, create: bool = False
+) -> AbstractAsyncContextManager[RunsClient]:
+    """Open a store to act on its runs, as the application allows."""
+    return opened_client(args.store, args.hooks, create=create)
 
 
 def store_name(where: str) -> str:
