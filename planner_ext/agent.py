@@ -408,7 +408,9 @@ def _refused(messages: Sequence[ChatMessageContent]) -> int:
         )
     )
     last = len(messages) - users - 1
-    return users if last >= 0 and waits(messages[last]) else 0
+    if last >= 0 and waits(messages[last]):
+        return users
+    return 0
 
 
 def _system_messages(messages: Sequence[ChatMessageContent]) -> int:

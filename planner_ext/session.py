@@ -157,7 +157,9 @@ def _open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
 
 
 def _calls(message: ChatMessageContent) -> list[OpenCall]:
-    requested = requested_calls(message) if message.role == AuthorRole.ASSISTANT else ()
+    requested = ()
+    if message.role == AuthorRole.ASSISTANT:
+        requested = requested_calls(message)
     return [
         OpenCall(
             id=call.id,
@@ -248,7 +250,9 @@ def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent
         items: list[Any] = [
             item for item in reply.items if not isinstance(item, FunctionCallContent)
         ]
-        return [with_items(reply, items, reply.metadata)] if text_of(reply) else []
+        if text_of(reply):
+            return [with_items(reply, items, reply.metadata)]
+        return []
     return [reply]
 
 

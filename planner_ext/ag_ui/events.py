@@ -388,7 +388,9 @@ def _described(call: ToolCall) -> dict[str, Any]:
         "function": call.fully_qualified_name,
         "arguments": dict(call.arguments),
     }
-    return {**described, "roles": [*call.roles]} if call.roles else described
+    if call.roles:
+        return {**described, "roles": [*call.roles]}
+    return described
 
 
 _ANSWER_SCHEMA: dict[str, Any] = {

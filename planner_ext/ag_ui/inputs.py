@@ -197,7 +197,9 @@ def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
 
 
 def _object(schema: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    if isinstance(schema, dict):
+        return cast("dict[str, Any]", schema)
+    return {}
 
 
 # Messages.

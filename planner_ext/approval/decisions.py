@@ -254,7 +254,9 @@ class ReadByKey:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field, or the default if there is no such field."""
-        return self[name] if name in self.keys() else default
+        if name in self.keys():
+            return self[name]
+        return default
 
     def keys(self) -> tuple[str, ...]:
         """List the names of the fields."""
@@ -347,7 +349,9 @@ class ToolCall(ReadByKey):
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
-    return value.as_dict() if hasattr(value, "as_dict") else dict(value)
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    return dict(value)
 
 
 class Interceptor(Protocol):
@@ -738,4 +742,6 @@ def json_object(text: str) -> Mapping[str, Any] | None:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return cast("Mapping[str, Any]", value)
+    return None

@@ -101,10 +101,14 @@ class ArgumentPredicate(_Data):
             case "one_of":
                 return _is_one_of(value, wanted)
             case "glob":
-                return fnmatchcase(value, wanted) if isinstance(value, str) else None
+                if isinstance(value, str):
+                    return fnmatchcase(value, wanted)
+                return None
             case _:
                 number = isinstance(value, int | float) and not isinstance(value, bool)
-                return getattr(operator, name)(value, wanted) if number else None
+                if number:
+                    return getattr(operator, name)(value, wanted)
+                return None
 
 
 class ApprovalRule(_Data):
@@ -467,7 +471,9 @@ def _all_hold(
 ) -> bool:
     """Return whether all conditions hold; ``unknown`` stands for one that cannot be evaluated."""
     for name, predicate in predicates.items():
-        held = predicate.holds(values[name]) if name in values else None
+        held = None
+        if name in values:
+            held = predicate.holds(values[name])
         if not (unknown if held is None else held):
             return False
     return True
@@ -615,7 +621,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen = set[Hashable]()
         given = cast("yaml.Node", node)
         # YAML's loader refuses another node.
-        pairs = node.value if isinstance(given, yaml.MappingNode) else ()
+        pairs = ()
+        if isinstance(given, yaml.MappingNode):
+            pairs = node.value
         for key in (constructor.construct_object(key, deep=True) for key, _ in pairs):
             if isinstance(key, Hashable):  # and another key
                 if key in seen:

@@ -153,7 +153,9 @@ def shown_call(state: State, call: Call, path: str) -> ToolCall:
 
 def _expiry(at: float | None) -> datetime | None:
     try:
-        return None if at is None else datetime.fromtimestamp(at, UTC)
+        if at is None:
+            return None
+        return datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError) as error:
         raise UnusableCheckpointError(
             f"Expected a date at which the question expires; got {shown(at)}."

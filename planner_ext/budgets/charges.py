@@ -473,7 +473,9 @@ class _Charges:
             )
             more["iterations"] += kept - (line.kept if line.period == period else 0)
             for part, name in LIMITS.items():
-                used = getattr(read_usage(rows[0]), part) if rows else 0
+                used = 0
+                if rows:
+                    used = getattr(read_usage(rows[0]), part)
                 over = used + more[part] - limits.get(name, math.inf)
                 if part in checked and (
                     over > 0 or (over == 0 and part in ("tokens", "cost"))

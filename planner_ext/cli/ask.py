@@ -50,7 +50,9 @@ class ApprovalPrompt:
         """Show a call and ask; None if the person quits. ``more`` others wait."""
         refused = self._refused
         self._refused = None
-        again = refused[1] if refused is not None and refused[0] == call.id else None
+        again = None
+        if refused is not None and refused[0] == call.id:
+            again = refused[1]
         try:
             if again is None:
                 self._cut = print_pending(
@@ -61,7 +63,9 @@ class ApprovalPrompt:
                 )
             if call.kind == "question":
                 answer = self._answer("Your answer (empty: leave it open): ")
-                return Supply(answer, by=self._by) if answer else None
+                if answer:
+                    return Supply(answer, by=self._by)
+                return None
             if (
                 isinstance(again, Approve)
                 and again.arguments is not None

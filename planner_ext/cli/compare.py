@@ -97,7 +97,9 @@ def _check(args: CompareArgs) -> None:
 
 
 def _measure(args: CompareArgs, console: Console) -> Comparison:
-    made = None if args.kernel is None else start_factory(args.kernel)
+    made = None
+    if args.kernel is not None:
+        made = start_factory(args.kernel)
     options = [
         option_of(imported_object(path, option="--option"), path)
         for path in args.option or ()
@@ -150,7 +152,9 @@ async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live 
     if args.base_url is not None or args.model is not None:
         service = openai_service(args.base_url, args.model)
         stack.push_async_callback(service.client.close)
-    kernel = None if args.kernel is None else await kernel_of(made, args.kernel)
+    kernel = None
+    if args.kernel is not None:
+        kernel = await kernel_of(made, args.kernel)
     return (
         Live(kernel=kernel, service=service, goal=args.goal)
         if kernel or service

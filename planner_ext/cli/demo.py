@@ -301,7 +301,9 @@ async def _print_refund(
     ]
     lines = (folder / shop.REFUND_LEDGER).read_text(encoding="utf-8").splitlines()
     amounts = ", ".join(f"{json.loads(line)['amount']:.2f}" for line in lines)
-    answer = state.ended.answer if state.ended is not None else ""
+    answer = ""
+    if state.ended is not None:
+        answer = state.ended.answer
     console.print()
     _print(
         console,

@@ -46,7 +46,9 @@ def edited_object(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _edited(text: str) -> str:
     saved = _saved(text, ".txt")
     # An editor ends the last line; the text may have ended without.
-    return saved if text.endswith("\n") else saved.removesuffix("\n")
+    if text.endswith("\n"):
+        return saved
+    return saved.removesuffix("\n")
 
 
 def _saved(text: str, extension: str) -> str:

@@ -104,7 +104,9 @@ def _imported(name: str) -> ModuleType | None:
 async def awaited(made: object, path: str, *, option: str = "--kernel") -> object:
     """Await the result of `start_factory`, if it is awaitable."""
     with _blamed(f"{option} {path}: the factory"):
-        return cast("object", await made) if inspect.isawaitable(made) else made
+        if inspect.isawaitable(made):
+            return cast("object", await made)
+        return made
 
 
 async def kernel_of(made: object, path: str) -> Kernel:
@@ -157,7 +159,9 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
         name = "OPENAI_BASE_URL"
         url = os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
     host = _host(name, url)
-    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    key = ""
+    if settings.api_key:
+        key = settings.api_key.get_secret_value()
     if not key and not _is_loopback(host):
         raise PlannerInvalidConfigurationError(
             f"No API key for {host}: set OPENAI_API_KEY. Only an endpoint on this machine needs none."

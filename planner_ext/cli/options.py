@@ -224,7 +224,9 @@ class GrantArgs:
         """Return the grant; None without one."""
         from planner_ext.durable.grants import typed_grant  # noqa: PLC0415  (loads the store)
 
-        seconds = "" if self.lifetime is None else str(self.lifetime.total_seconds())
+        seconds = ""
+        if self.lifetime is not None:
+            seconds = str(self.lifetime.total_seconds())
         return typed_grant(
             {
                 "expires_in": seconds,
@@ -342,7 +344,9 @@ class SubmitArgs(ApprovalArgs, AppArgs):
 
     def earliest(self) -> datetime | None:
         """Return ``not_before`` with a zone."""
-        return None if self.not_before is None else self.not_before.astimezone()
+        if self.not_before is None:
+            return None
+        return self.not_before.astimezone()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,9 @@ def wrapped(
     blanks = len(text.plain[start:]) - len(text.plain[start:].lstrip(" "))
     rest = text[start + blanks :]
     room = max(width - indent, _NARROWEST)
-    more = rest.wrap(console, room, overflow="fold") if rest.plain else ()
+    more = ()
+    if rest.plain:
+        more = rest.wrap(console, room, overflow="fold")
     return [first, *(Text(" " * indent) + line for line in more)]
 
 
@@ -96,11 +98,15 @@ class _Drawing:
             shown = [head, *noted]
         else:
             lines = folded(numbered(part.lines), most)
-            width = 0 if part.kind == "change" else len(str(part.size))
+            width = 0
+            if part.kind != "change":
+                width = len(str(part.size))
             begin = [self._numbered(one, width, part) for one in lines.head]
             end = [self._numbered(one, width, part) for one in lines.tail]
             shown = with_note(begin, len(lines.middle), end, "lines")
-        gutter = 0 if part.kind == "table" else len(str(part.size)) + 4
+        gutter = 0
+        if part.kind != "table":
+            gutter = len(str(part.size)) + 4
         for line in shown:
             yield from wrapped(self._console, Text("  ") + line, self._width, gutter)
 

@@ -74,7 +74,9 @@ class _ReplayedRun(CliRun):
 
     def __init__(self, cassette: Cassette, args: ReplayArgs) -> None:
         super().__init__(RunOptions(kernel=args.kernel, stream=False))
-        recorded = cassette.runs[0] if cassette.runs else ()
+        recorded = ()
+        if cassette.runs:
+            recorded = cassette.runs[0]
         started = recorded[0] if recorded else None
         if not isinstance(started, RunStarted) or not started.goal:
             raise PlannerInvalidConfigurationError(

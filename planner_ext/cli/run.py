@@ -262,7 +262,9 @@ class CliRun:
             if value is not None
             for word in (name, str(value))
         ]
-        return ["--ask-all", *words] if self.options.ask_all else words
+        if self.options.ask_all:
+            return ["--ask-all", *words]
+        return words
 
     def stopped(self, reason: str) -> Result:
         """Return a cancelled run's result: every call is answered, everything spent is counted."""

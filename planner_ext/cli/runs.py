@@ -628,7 +628,9 @@ async def verify_runs(
     """
     if file is None and store is None:
         raise typer.BadParameter("give a store, or a file.", param_hint="FILE")
-    is_signed = None if public_key is None else verifier_of(_text_of(public_key))
+    is_signed = None
+    if public_key is not None:
+        is_signed = verifier_of(_text_of(public_key))
     known = heads_in("" if heads is None else _text_of(heads), is_signed)
     if file is not None:
         key = cli.signing_key()

@@ -218,7 +218,9 @@ class _ForgivingServer(ScriptedOpenAIServer):
 
 def _as_read(request: ScriptedRequest) -> ScriptedRequest:
     """Remove functions that may not be called, as a real model does not call them."""
-    return replace(request, tools=()) if request.tool_choice == "none" else request
+    if request.tool_choice == "none":
+        return replace(request, tools=())
+    return request
 
 
 def _without_usage(response: HttpResponse) -> HttpResponse:

@@ -316,7 +316,9 @@ def _delegating(request: ScriptedRequest) -> ScriptedReply:
         for message in request.messages
     ):
         counted = results_of(request) or "desk-stock" not in request.tools
-        return say("Nine.") if counted else call("desk-stock", {"site": "Lyon"})
+        if counted:
+            return say("Nine.")
+        return call("desk-stock", {"site": "Lyon"})
     if "helper-reach_goal" in request.tools:
         return call("helper-reach_goal", {"goal": "Count the lamps in Lyon."})
     return say("Nine lamps in Lyon; I counted no further.")

@@ -116,7 +116,9 @@ class Approvals:
         rows = await self._store.open_approvals(
             now, run_id=run_id, limit=limit, offset=offset, **filters
         )
-        refused = await self._store.refusals(run_id=run_id) if rows else ()
+        refused = ()
+        if rows:
+            refused = await self._store.refusals(run_id=run_id)
         return _read(rows, refused, now)
 
     async def count(

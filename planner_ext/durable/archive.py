@@ -188,7 +188,9 @@ async def import_run(
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
         steps = [*await _journal_steps(run_id, facts, data["chain"]), *steps]
-    first = json.dumps(data["facts"][0]) if data["facts"] else None
+    first = None
+    if data["facts"]:
+        first = json.dumps(data["facts"][0])
     hooks = hooks_in(run_id, run["inputs"], first)
     await (doorkeeper or Doorkeeper()).check_under(hooks, "import", run_id, by=by)
     way_out = "Delete it first, or import into another store."

@@ -48,7 +48,9 @@ class Doorkeeper:
             NotAuthorizedError: If the hook refuses, or is missing here: the run began
                 under one, or the call has roles.
         """
-        guards = () if hooks_of(self.authorize) else await store.hooks(run_id)
+        guards = ()
+        if not hooks_of(self.authorize):
+            guards = await store.hooks(run_id)
         await self.check_under(
             guards, action, run_id, by=by, call=call, decision=decision
         )

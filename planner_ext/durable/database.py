@@ -64,7 +64,9 @@ class Waits:
     def seconds(self) -> float:
         """For how long the first of them has waited; 0.0 if none does."""
         since = tuple(self._since.values())
-        return time.monotonic() - min(since) if since else 0.0
+        if since:
+            return time.monotonic() - min(since)
+        return 0.0
 
     def leave(self) -> None:
         """Let them wait for seconds at most: the process ends."""

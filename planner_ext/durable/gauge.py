@@ -155,7 +155,9 @@ class _Store:
 
 
 def _age(since: float | None, now: float) -> float:
-    return 0.0 if since is None else max(0.0, now - since)
+    if since is None:
+        return 0.0
+    return max(0.0, now - since)
 
 
 def _notices(state: str, number: int) -> tuple[str, float, Mapping[str, str]]:

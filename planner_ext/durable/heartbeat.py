@@ -352,4 +352,6 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 def _steady() -> float:
     """Read the clock that nobody sets, and that goes on while the machine sleeps."""
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+    if _CLOCK is None:
+        return time.monotonic()
+    return time.clock_gettime(_CLOCK)

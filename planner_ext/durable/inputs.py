@@ -73,7 +73,9 @@ class RunInputs:
             )
         if self.before:
             values["before"] = self.before
-        return json.dumps(values, sort_keys=True) if values else None
+        if values:
+            return json.dumps(values, sort_keys=True)
+        return None
 
 
 def read_inputs(run_id: str, text: object) -> RunInputs:

@@ -129,7 +129,9 @@ class Hold:
 
 def read_hold(rows: Sequence[Row]) -> Hold | None:
     """Read the answer to `GET_HOLD`."""
-    return Hold(**json.loads(str(rows[0][0]))) if rows else None
+    if rows:
+        return Hold(**json.loads(str(rows[0][0])))
+    return None
 
 
 GET_HOLD = "SELECT value FROM planner_settings WHERE name = 'hold'"

@@ -210,7 +210,9 @@ class WorkerSettings:
 
     def notifier(self) -> Notifier:
         """Make the notifier of the listeners; an invalid one is named."""
-        webhook = None if self.notify is None else Webhook(self.notify, self.notify_key)
+        webhook = None
+        if self.notify is not None:
+            webhook = Webhook(self.notify, self.notify_key)
         return Notifier(
             {
                 "paused": self.on_paused,

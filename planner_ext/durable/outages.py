@@ -83,7 +83,9 @@ class Outages:
         run whose own request is what the endpoint fails at tries it ever more rarely.
         """
         circuit = self._circuits.get(endpoint)
-        until = 0.0 if circuit is None else circuit.until - self._clock.monotonic()
+        until = 0.0
+        if circuit is not None:
+            until = circuit.until - self._clock.monotonic()
         spread = min(self._retry.max_delay, max(self._retry.first_delay, waited))
         jitter = random.uniform(0, spread)  # noqa: S311  (nothing is kept secret by it)
         return max(0.0, until) + jitter

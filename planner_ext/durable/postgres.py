@@ -664,7 +664,9 @@ def _as_store_errors(url: str) -> Generator[None]:
 
 
 def _way_out(error: psycopg.Error | OSError | UnicodeError) -> str:
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    state = None
+    if isinstance(error, psycopg.Error):
+        state = error.sqlstate
     if isinstance(error, psycopg.DataError | UnicodeError):
         return (
             "Give a name that there may be: without NUL characters and lone surrogates."

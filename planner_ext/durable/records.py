@@ -525,7 +525,9 @@ def decision_record(
 
 def read_moment(at: Value) -> datetime | None:
     """Read a column of a time."""
-    return None if at is None else datetime.fromtimestamp(float(at), UTC)
+    if at is None:
+        return None
+    return datetime.fromtimestamp(float(at), UTC)
 
 
 def write_votes(votes: Iterable[tuple[str, datetime]]) -> str:

@@ -285,7 +285,9 @@ class RunsClient:
             PlannerInvalidConfigurationError: If the budget cannot be stored.
         """
         at = self._clock.now()
-        text = None if budget is None else new_budget_text(budget, by=by, at=at)
+        text = None
+        if budget is not None:
+            text = new_budget_text(budget, by=by, at=at)
         await self._check("retry" if text is None else "resume", run_id, by)
         if await self._store.revive(run_id, at=at, budget=text):
             return True
@@ -319,7 +321,9 @@ class RunsClient:
     async def _check_all(self, action: RunAction, by: str) -> None:
         keeper = self._doorkeeper
         asked = bool(hooks_of(keeper.authorize))
-        guards = () if asked else await self._store.hooks_of_unfinished()
+        guards = ()
+        if not asked:
+            guards = await self._store.hooks_of_unfinished()
         await keeper.check_under(guards, action, "", by=by)
 
     async def delete(self, run_id: str, *, force: bool = False, by: str = "") -> None:
@@ -737,7 +741,9 @@ class RunsClient:
         state = fold_journal(run_id, stored.facts)
         approvals = self.approvals()
         waiting = waiting_everywhere(state)
-        pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
+        pending = ()
+        if waiting:
+            pending = await approvals.pending(run_id, limit=len(waiting))
         return _result_of(stored.record, state, pending)
 
     async def wait(self, run_id: str) -> None:

@@ -416,7 +416,9 @@ class JournalStore:
         """
         digest = run_digest(run_id)
         rows = await self._rows(statement, run_id=run_id, digest=digest)
-        return (str(rows[0][0]), float(rows[0][1] or 0)) if rows else None
+        if rows:
+            return (str(rows[0][0]), float(rows[0][1] or 0))
+        return None
 
     async def append(self, run_id: str, *steps: Step) -> None:
         """Append rows to a run's journal and update the derived tables, durably.
@@ -700,7 +702,9 @@ class JournalStore:
                 "again_after": again_after,
             }
             steps.append((statement, values))
-        told = await self.database.transact(*steps) if steps else ()
+        told = ()
+        if steps:
+            told = await self.database.transact(*steps)
         return tuple(str(run_id) for rows in told for (run_id,) in rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
@@ -840,7 +844,9 @@ class JournalStore:
         rows = await self._rows(
             "SELECT value FROM planner_settings WHERE name = 'retried'"
         )
-        return float(json.loads(str(rows[0][0]))) if rows else 0.0
+        if rows:
+            return float(json.loads(str(rows[0][0])))
+        return 0.0
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
         """Return the seconds since a worker's heartbeat, and its lease; None without a row."""
@@ -907,7 +913,9 @@ class JournalStore:
         """Read the address of the inbox; "" if there is none."""
         statement = "SELECT value FROM planner_settings WHERE name = 'inbox'"
         rows = await self._rows(statement)
-        return str(json.loads(str(rows[0][0]))) if rows else ""
+        if rows:
+            return str(json.loads(str(rows[0][0])))
+        return ""
 
     async def hooks_of_unfinished(self) -> tuple[str, ...]:
         """Read the names of the ``authorize`` hooks of an unfinished run that has some."""
@@ -916,7 +924,9 @@ class JournalStore:
             WHERE status IN ('queued', 'running', 'paused') AND ({_IS_GUARDED}) LIMIT 1
         """
         rows = await self._rows(statement, hook=_HOOK)
-        return hooks_in(str(rows[0][0]), *rows[0][1:]) if rows else ()
+        if rows:
+            return hooks_in(str(rows[0][0]), *rows[0][1:])
+        return ()
 
     async def open_approvals(
         self,

@@ -216,7 +216,9 @@ class Runner:
         run_id = job.run_id
         budget = job.budget
         own = job.decisions or {}
-        arguments = None if job.arguments_for is None else job.arguments_for(run_id)
+        arguments = None
+        if job.arguments_for is not None:
+            arguments = job.arguments_for(run_id)
         seen: set[Row] = set()
         while True:
             stored, chain, new, said, rows = await self.store.load_driven(run_id)
@@ -300,7 +302,9 @@ class Runner:
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
-            at = 0.0 if approval.decided_at is None else approval.decided_at.timestamp()
+            at = 0.0
+            if approval.decided_at is not None:
+                at = approval.decided_at.timestamp()
             decided[approval.path] = _Decided(
                 key, decision, at, verified, grant, votes, is_stored=True
             )
@@ -799,7 +803,9 @@ class WorkerPool:
         )
         if not record.unfinished:
             return Next(record.status, None, ended=True)
-        seconds = None if record.wake_at is None else max(0.0, record.wake_at - now)
+        seconds = None
+        if record.wake_at is not None:
+            seconds = max(0.0, record.wake_at - now)
         if self._is_refused(job):
             seconds = _REFUSED_SECONDS
         elif (
@@ -973,7 +979,9 @@ class WorkerPool:
     async def _unless_cancelled(self, job: Job[R]) -> Job[R]:
         """Drop what would reopen a run that was cancelled meanwhile."""
         ended = (await self.runner.store.record(job.run_id)).status == "stopped"
-        return replace(job, decisions=None, budget=None) if ended else job
+        if ended:
+            return replace(job, decisions=None, budget=None)
+        return job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> Claim:
         """Claim a run, once no other worker drives it and no retry waits."""
@@ -1059,7 +1067,9 @@ class WorkerPool:
             run_id for run_id in self._refused if self._is_refused(job_of(run_id))
         ]
         skip = {*refused, *self._changing, *self._tasks}
-        expired = None if beside is None else beside - len(self._expired)
+        expired = None
+        if beside is not None:
+            expired = beside - len(self._expired)
         taken = await self.claims.take_free(limit, expired=expired, skip=skip)
         if self._is_leaving:  # its runs are released at the end
             return []

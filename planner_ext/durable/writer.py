@@ -349,7 +349,9 @@ class JournalWriter:
 
     def path_of(self, name: str) -> str:
         """Return the path of a call that waits, given that or its id."""
-        return name if name in waiting_everywhere(self.state) else path_of(name)
+        if name in waiting_everywhere(self.state):
+            return name
+        return path_of(name)
 
     def approval_id_of(self, path: str) -> str:
         """Return the id of a call's open approval, or its path if it has none."""

@@ -120,7 +120,9 @@ def check_guards(
     Raises:
         RunRefusedError: Naming what is missing.
     """
-    missing = () if before is None else missing_guards(before, now, offered)
+    missing = ()
+    if before is not None:
+        missing = missing_guards(before, now, offered)
     if missing:
         raise RunRefusedError(
             f"Run {run_id!r} cannot be continued here: it began under what this process lacks: {'; '.join(missing)}. "

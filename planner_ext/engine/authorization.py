@@ -38,7 +38,9 @@ async def refusal_of(
     Without a hook everything is allowed but a decision on a question with roles.
     """
     hooks = hooks_of(authorize)
-    roles = () if request.call is None else request.call.roles
+    roles = ()
+    if request.call is not None:
+        roles = request.call.roles
     reason: str | None = None
     if roles and not hooks:
         reason = f"it is for {', '.join(roles)} to decide, and {_NO_HOOK}"

@@ -216,7 +216,9 @@ def _with_edit(
                 by=reviewed.edited_by or "",
             )
         problem = resolved.answer
-    by = None if isinstance(reviewed.decision, Defer | None) else reviewed.decision.by
+    by = None
+    if not isinstance(reviewed.decision, Defer | None):
+        by = reviewed.decision.by
     return Deny(f"The edited arguments cannot be used. {problem}", by)
 
 
@@ -368,7 +370,9 @@ class Calls:
 
         state = self._journal.state
         count = self._ports.count_tokens
-        most = None if count is None else state.rules.limits.max_result_tokens
+        most = None
+        if count is not None:
+            most = state.rules.limits.max_result_tokens
         read = list(facts)
         places = [place for place, fact in enumerate(facts) if fact.kind == "read"]
         for place in places[:MOST_READS]:

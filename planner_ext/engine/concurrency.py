@@ -201,7 +201,9 @@ _abandoned: set[asyncio.Task[Any]] = set()
 def time_left() -> float | None:
     """Return the seconds that the calling code has left; None without a limit."""
     left = _left.get()
-    return None if left is None else max(left(), 0.0)
+    if left is None:
+        return None
+    return max(left(), 0.0)
 
 
 def seconds_from_now(seconds: float) -> Callable[[], float]:
@@ -356,7 +358,9 @@ def _unlimited() -> float:
 def _least(
     left: Callable[[], float], outer: Callable[[], float] | None
 ) -> Callable[[], float]:
-    return left if outer is None else lambda: min(left(), outer())
+    if outer is None:
+        return left
+    return lambda: min(left(), outer())
 
 
 async def _in_time(

@@ -305,7 +305,9 @@ def _asked_by(
         answer = await called(approver, call)
         if not isinstance(answer, Approve | Deny | Supply):
             return answer
-        by = answer.by if isinstance(answer.by, str) else ""
+        by = ""
+        if isinstance(answer.by, str):
+            by = answer.by
         request = DecisionRequest(
             action="decide", by=by, run_id=run_id, call=call, decision=answer
         )

@@ -258,7 +258,9 @@ class Recorder:
         deadline = self.state.rules.limits.deadline
         own = math.inf if deadline is None else deadline.timestamp() - self.now()
         within = self._ports.within
-        return own if within is None else min(own, within.seconds_left())
+        if within is None:
+            return own
+        return min(own, within.seconds_left())
 
     async def in_time(
         self,
@@ -349,7 +351,9 @@ class Recorder:
                     if count is None or fact.cut is not None
                     else cut_of(text, most, count)
                 )
-                return fact if cut is None else replace(fact, cut=cut)
+                if cut is None:
+                    return fact
+                return replace(fact, cut=cut)
             case _:
                 return fact
 

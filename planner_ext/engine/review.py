@@ -277,7 +277,9 @@ def _edited_arguments(before: ToolCall, after: ToolCall) -> Mapping[str, Any] | 
 
 
 def _refusal_of_edit(refused: Deny, edit: Approve) -> Deny:
-    by = f" by {refused.by}" if refused.by and refused.by != edit.by else ""
+    by = ""
+    if refused.by and refused.by != edit.by:
+        by = f" by {refused.by}"
     return Deny(
         f"The edited arguments are refused{by}: {refused.reason or 'without a reason'}",
         by=edit.by,
@@ -326,4 +328,6 @@ def _persons(question: Defer) -> tuple[frozenset[str], Panel]:
 
 
 def _merged(first: Approve | None, then: Approve) -> Approve:
-    return then if first is None else replace(then, by=then.by or first.by)
+    if first is None:
+        return then
+    return replace(then, by=then.by or first.by)

@@ -172,7 +172,9 @@ class TimelineCall:
     @property
     def started(self) -> float | None:
         """When its function first started."""
-        return self.attempts[0].started if self.attempts else None
+        if self.attempts:
+            return self.attempts[0].started
+        return None
 
     @property
     def shown(self) -> int | None:
@@ -399,7 +401,9 @@ class TimelineReader:
 
     @property
     def _next_number(self) -> int:
-        return -1 if self.state.phase is Phase.PLANNING else self.state.iteration
+        if self.state.phase is Phase.PLANNING:
+            return -1
+        return self.state.iteration
 
     def _all_iterations(self) -> Iterator[TimelineIteration]:
         yield from self._iterations[:-1]

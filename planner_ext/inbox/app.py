@@ -499,7 +499,9 @@ class _Inbox:
     async def _next_of(self, request: Request, id: str) -> str:
         """Return the address of the next call in the visitor's list, or of the empty list."""
         filters, run_id = _call_filters(request, time.time())
-        limit = _MOST_ASKED if _is_mine(request, await self._approvals()) else 2
+        limit = 2
+        if _is_mine(request, await self._approvals()):
+            limit = _MOST_ASKED
         behind: CallFilters = {**filters, "after": id}
         for chosen in (behind, filters):
             async for call in self._decidable(request, chosen, run_id, limit):
@@ -999,7 +1001,9 @@ def _first_text(call: PendingApproval) -> str:
 
 def _offset_of(request: Request) -> int:
     text = request.query_params.get("offset", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    return 0
 
 
 def _query_of(request: Request) -> str:

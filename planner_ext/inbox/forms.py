@@ -160,7 +160,9 @@ def _field(
         f"{words} {schema[one]}" for one, words in _BOUNDS.items() if one in schema
     ]
     bound = f"{exact('; '.join(bounds)).capitalize()}." if bounds else ""
-    described = visible(about) if isinstance(about, str) else ""
+    described = ""
+    if isinstance(about, str):
+        described = visible(about)
     return Field(
         key=key,
         name=name,
@@ -181,7 +183,9 @@ def _unwrapped(schema: object) -> Mapping[str, Any]:
         return own
     read = [_unwrapped(one) for one in cast("list[object]", options)]
     others = [one for one in read if one.get("type") != "null"]
-    return {**others[0], **own} if len(others) == 1 else own
+    if len(others) == 1:
+        return {**others[0], **own}
+    return own
 
 
 def _kind_of(
@@ -210,7 +214,9 @@ def _type_of(schema: object) -> str:
     types = _unwrapped(schema).get("type")
     listed = cast("list[object]", types if isinstance(types, list) else [types])
     names = {one for one in listed if isinstance(one, str)} - {"null"}
-    return names.pop() if len(names) == 1 else ""
+    if len(names) == 1:
+        return names.pop()
+    return ""
 
 
 def _is_scalar(value: Any) -> bool:
@@ -234,7 +240,9 @@ def _as_json(value: Any) -> str:
     """Write JSON that can be read; in ASCII if it has characters that are not seen."""
     indent = 2 if isinstance(value, dict | list) else None
     written = json.dumps(value, ensure_ascii=False, indent=indent)
-    return written if is_shown_whole(written) else json.dumps(value, indent=indent)
+    if is_shown_whole(written):
+        return written
+    return json.dumps(value, indent=indent)
 
 
 def _is_date(value: Any) -> bool:

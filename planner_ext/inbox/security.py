@@ -337,7 +337,9 @@ async def _body_of(request: Request) -> bytes:
 def person_name(text: str) -> str | None:
     """Return an entered name without outer blanks; None if it is invalid."""
     name = text.strip()
-    return name if 0 < len(name) <= _LONGEST_NAME and name.isprintable() else None
+    if 0 < len(name) <= _LONGEST_NAME and name.isprintable():
+        return name
+    return None
 
 
 class Guard:

@@ -276,7 +276,9 @@ def waiting_of(
     asks = call.kind == "question"
     question = call.arguments.get("question") if asks else call.prompt
     shown = visible(question) if isinstance(question, str) else exact_json(question)
-    parts = () if asks else parts_of(call.arguments, call.parameters)
+    parts = ()
+    if not asks:
+        parts = parts_of(call.arguments, call.parameters)
     in_full = all(part.size <= MOST_LINES for part in parts)
     size = len(exact_json(dict(call.arguments))) + len(shown)
     kind: Kind = "question" if asks else "in doubt" if call.in_doubt else "call"

@@ -98,7 +98,9 @@ class KeptRun(PlannerRun):
                 f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
                 "Start a run with a new goal."
             )
-        budget = None if activation.budget is None else self.context.options.budget
+        budget = None
+        if activation.budget is not None:
+            budget = self.context.options.budget
         given = ResumeRequest(
             checkpoint=checkpoint,
             decisions=activation.decisions,

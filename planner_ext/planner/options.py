@@ -206,7 +206,9 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     @field_validator("max_tokens", "max_completion_tokens", mode="before")
     @classmethod
     def _check_count(cls, value: object, info: ValidationInfo) -> object:
-        return None if value is None else non_negative(str(info.field_name), value)
+        if value is None:
+            return None
+        return non_negative(str(info.field_name), value)
 
     @field_validator("checkpoint_key", mode="plain")
     @classmethod

@@ -547,7 +547,9 @@ class FunctionCallingStepwisePlanner:
             parent = current_parent_run(tab_in(kernel))
             if parent is not None and kept is None:
                 parent = parent.enter(lambda begun: getattr(begun, "goal", "") == goal)
-                kept = fold(parent.known).rules if parent.known else None
+                kept = None
+                if parent.known:
+                    kept = fold(parent.known).rules
         own = self.options
         options = self._checked_options()
         service, chosen = select_service(
@@ -627,7 +629,9 @@ class FunctionCallingStepwisePlanner:
             given = options.bounded(budget)
             most = self._checked_options().budget.max_iterations
             return replace(given, max_iterations=given.max_iterations or most)
-        return options.budget if kept is None else options.bounded(kept.limits)
+        if kept is None:
+            return options.budget
+        return options.bounded(kept.limits)
 
 
 _MOST_NAMED = 10

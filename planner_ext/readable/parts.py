@@ -162,7 +162,9 @@ def _plain_lines(arguments: Mapping[str, Any], name: str) -> list[Line]:
     value = arguments[name]
     if not isinstance(value, str):
         return _json_lines(value)
-    return _text_lines(value) if _has_text(value) else [_short(value)]
+    if _has_text(value):
+        return _text_lines(value)
+    return [_short(value)]
 
 
 def _changed(before: list[Line], after: list[Line]) -> Iterator[Line]:
@@ -346,7 +348,9 @@ def _tokens(text: str, language: str) -> list[tuple[str, PieceKind]]:
     for _, type_, part in lexer.get_tokens_unprocessed(text):
         color = next((colors[kind] for kind in colors if type_ in kind), "")
         found.append((part, cast("PieceKind", color)))
-    return found if "".join(part for part, _ in found) == text else whole
+    if "".join(part for part, _ in found) == text:
+        return found
+    return whole
 
 
 _WORDS = {
@@ -397,7 +401,9 @@ def _json_in(text: str) -> Any:
         written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):
         return None
-    return value if written == _SPACE.sub(r"\1", text) else None
+    if written == _SPACE.sub(r"\1", text):
+        return value
+    return None
 
 
 _JSON = re.compile(
@@ -453,7 +459,9 @@ def _cell(row: Mapping[str, Any], name: str) -> Line | None:
     if isinstance(value, str) and not _has_text(value):
         return _short(value)
     written = exact_json(value)
-    return None if len(written) > _LONGEST_CELL else (*_json_pieces(written),)
+    if len(written) > _LONGEST_CELL:
+        return None
+    return (*_json_pieces(written),)
 
 
 # What every drawing needs

@@ -42,7 +42,9 @@ def notice_text(
 def _paragraph(call: ToolCall, address: str) -> str:
     asks = call.kind == "question"
     name = "A question of the model" if asks else exact(call.fully_qualified_name)
-    arguments = "" if asks else text_of(parts_of(call.arguments, call.parameters))
+    arguments = ""
+    if not asks:
+        arguments = text_of(parts_of(call.arguments, call.parameters))
     said = (visible(call.summary), visible(call.prompt), arguments)
     return "\n".join(filter(None, (name, *said, f"id: {exact(call.id)}", address)))
 

@@ -155,7 +155,9 @@ def _emoji_around(line: str, place: int) -> Iterable[int]:
             if line[start:end] in known:
                 return range(start, end)
     in_color = line[max(place - 1, 0) : place] + _EMOJI_STYLE
-    return (place,) if line[place] == _TEXT_STYLE and in_color in known else ()
+    if line[place] == _TEXT_STYLE and in_color in known:
+        return (place,)
+    return ()
 
 
 _LONGEST_EMOJI = 10

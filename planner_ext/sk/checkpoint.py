@@ -237,7 +237,9 @@ class Checkpoint:
 
 def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
     """Sign a journal; None without a key."""
-    return None if key is None else str(_document(facts, key)["signature"])
+    if key is None:
+        return None
+    return str(_document(facts, key)["signature"])
 
 
 def _document(

@@ -191,7 +191,9 @@ def with_own_ids(message: ChatMessageContent) -> ChatMessageContent:
             )
         else:
             items.append(item)
-    return with_items(message, items, message.metadata) if used else message
+    if used:
+        return with_items(message, items, message.metadata)
+    return message
 
 
 # The usage that a reply reports. Each connector names tokens in its own way, and some omit part of their SDK's report:
@@ -433,7 +435,9 @@ def _sum(reported: object, paths: tuple[str, ...]) -> int:
 
 def _count(reported: object, path: str) -> int:
     value = reduce(part_of, path.split("."), reported)
-    return value if is_count(value, least=1) and value < _MOST else 0
+    if is_count(value, least=1) and value < _MOST:
+        return value
+    return 0
 
 
 def part_of(reported: object, name: str) -> object:
@@ -473,7 +477,9 @@ def _adds_up(reported: Any) -> bool:
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
     if isinstance(first, int | float) and isinstance(second, int | float):
         sane = [value for value in (first, second) if _is_sane(value, depth=0)]
-        return combine(first, second) if len(sane) == 2 else next(iter(sane), None)
+        if len(sane) == 2:
+            return combine(first, second)
+        return next(iter(sane), None)
     one = _fields(first)
     other = _fields(second)
     if not one or not other:
@@ -490,7 +496,9 @@ def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any
     }
     models = [given for given in (first, second) if isinstance(given, BaseModel)]
     widest = max(models, key=lambda model: len(type(model).model_fields), default=None)
-    return values if widest is None else widest.model_copy(update=values)
+    if widest is None:
+        return values
+    return widest.model_copy(update=values)
 
 
 def _fields(reported: object) -> dict[str, Any]:

@@ -247,7 +247,9 @@ def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference
     for place, old, new in _changed(
         *(dict(enumerate(asked.messages)) for asked in (expected, got))
     ):
-        function = functions.get(old.get("tool_call_id")) if old and new else None
+        function = None
+        if old and new:
+            function = functions.get(old.get("tool_call_id"))
         if function is not None:
             yield one(
                 f"the result of {function}",
@@ -473,7 +475,9 @@ class Cassette:
             before = self.exchanges[earlier][0]
             known = len(before.messages)
             if known and asked.messages[:known] == before.messages:
-                tools = None if asked.tools == before.tools else asked.tools
+                tools = None
+                if asked.tools != before.tools:
+                    tools = asked.tools
                 own = {
                     "continues": earlier,
                     "messages": asked.messages[known:],

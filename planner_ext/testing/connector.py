@@ -45,7 +45,9 @@ class OuterConnector(ChatCompletionClientBase):
 
     def service_url(self) -> str | None:
         """Return the connector's URL."""
-        return None if self.inner is None else self.inner.service_url()
+        if self.inner is None:
+            return None
+        return self.inner.service_url()
 
     def _verify_function_choice_settings(
         self, settings: PromptExecutionSettings

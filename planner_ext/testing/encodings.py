@@ -145,7 +145,9 @@ def _joined(parts: Iterable[tuple[bytes, int, int | None]]) -> _Layer:
         number = bisect_right(begins, place) - 1
         start, end = sources[number]
         at = start + place - begins[number]
-        return (at, at + 1) if end is None else (start, end)
+        if end is None:
+            return (at, at + 1)
+        return (start, end)
 
     return _Layer(b"".join(data), source)
 
@@ -240,7 +242,9 @@ _BACKSLASH: Final = re.compile(
 
 
 def _of_percent(found: re.Match[bytes]) -> bytes:
-    return bytes.fromhex(found[1].decode()) if found[1] else b" "
+    if found[1]:
+        return bytes.fromhex(found[1].decode())
+    return b" "
 
 
 def _of_html(found: re.Match[bytes]) -> bytes:

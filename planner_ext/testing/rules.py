@@ -208,7 +208,9 @@ def _invalid(path: str, expected: str, seen: object) -> Violation:
 
 
 def _array(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    if isinstance(value, list):
+        return cast("list[Any]", value)
+    return []
 
 
 def _function_of(item: object) -> dict[str, Any]:

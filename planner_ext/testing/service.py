@@ -256,4 +256,6 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
 
 
 def _response(part: str, refusal: str | None) -> dict[str, Any] | None:
-    return {"choices": [{"index": 0, part: {"refusal": refusal}}]} if refusal else None
+    if refusal:
+        return {"choices": [{"index": 0, part: {"refusal": refusal}}]}
+    return None

@@ -406,7 +406,9 @@ class _Player(_Tape):
         self._not_called.add(checked.function)
         if spent != Usage() and (tab := current_tab()) is not None:
             tab.charge(spent)
-        error = RuntimeError(fact.error) if fact.outcome != "ok" else None
+        error = None
+        if fact.outcome != "ok":
+            error = RuntimeError(fact.error)
         return Finished(
             outcome=fact.outcome,
             text=fact.result,
@@ -482,7 +484,9 @@ class _Player(_Tape):
             for found in differences(number, exchanges[number][0], asked):
                 self._add(found)
         if number is None:
-            got = str(asked.messages[-1].get("content")) if asked.messages else ""
+            got = ""
+            if asked.messages:
+                got = str(asked.messages[-1].get("content"))
             more = len(exchanges)
             self._note(more, "one more request", "no further request", got)
         if number is None or (self._raises and self.differences):

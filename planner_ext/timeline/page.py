@@ -168,8 +168,12 @@ class _Axis:
             elif left < right:
                 joined.append((left, right))
         worked = end - start - sum(right - left for left, right in joined)
-        share = min(_WIDEST_GAP, 0.4 / len(joined)) if joined else 0.0
-        widest = worked * share / (1 - share * len(joined)) if worked > 0 else 1.0
+        share = 0.0
+        if joined:
+            share = min(_WIDEST_GAP, 0.4 / len(joined))
+        widest = 1.0
+        if worked > 0:
+            widest = worked * share / (1 - share * len(joined))
         self._times = [start]
         self._places = [0.0]
         for left, right in joined:
@@ -301,7 +305,9 @@ def _overview(timeline: Timeline) -> list[_Bar]:
         for row in _rows(iteration, until)
         for span in row
     ]
-    thinnest = min(_THINNEST, 20 / len(spans)) if spans else 0.0
+    thinnest = 0.0
+    if spans:
+        thinnest = min(_THINNEST, 20 / len(spans))
     return [_bar(axis, span, thinnest) for span in spans]
 
 
@@ -504,7 +510,9 @@ _EVENTS = {
 def _event_text(event: TimelineEvent) -> str:
     if event.kind == "violation":
         return f"✗ {_short(one_line(_prose(event.text)))}"
-    by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
+    by = ""
+    if event.by and event.kind != "question":
+        by = f" by {exact(event.by)}"
     answer = (
         ""
         if event.answer is None

@@ -86,7 +86,9 @@ def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] |
                 _before(context.chat_history.messages, context.function_call_content)
             )
         )
-    return _EarlierCalls(started, given) if tab is not None or given else None
+    if tab is not None or given:
+        return _EarlierCalls(started, given)
+    return None
 
 
 def before_message_of(
@@ -111,4 +113,6 @@ def _before(
             for place in places
             if any(one.id == call.id for one in calls_of(messages[place]))
         ]
-    return messages[: own[0]] if own else list(messages)
+    if own:
+        return messages[: own[0]]
+    return list(messages)

@@ -128,7 +128,9 @@ class ParentRun:
     def enter(self, is_same: Callable[[Fact], bool]) -> "ParentRun":
         """Number a run that the function makes, and list what has happened in it before; see `Tab.enter`."""
         run = self.tab.enter(is_same)
-        known = () if run is None else self.tab.facts_of(run)
+        known = ()
+        if run is not None:
+            known = self.tab.facts_of(run)
         return replace(self, run=run, known=known, continues=bool(known))
 
 
@@ -138,7 +140,9 @@ def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
     In another context, as in a thread, the ``tab`` of the call tells.
     """
     tab = current_tab() or tab
-    return None if tab is None or tab.around is None else tab.around(tab=tab)
+    if tab is None or tab.around is None:
+        return None
+    return tab.around(tab=tab)
 
 
 def nothing_left(limit: str) -> LimitReachedError:
@@ -303,7 +307,9 @@ class RunGate:
         self._reviewed = new | {
             one for one in self._reviewed if one[0] == state.iteration - 1
         }  # of the open batch
-        return reviewed if self.can_wait else list(map(_not_waiting, calls, reviewed))
+        if self.can_wait:
+            return reviewed
+        return list(map(_not_waiting, calls, reviewed))
 
     async def review_edit(
         self, call: ToolCall, approval: Approve, question: Defer, state: State

@@ -105,7 +105,9 @@ async def charged(
         NestedRunRefusedError: If the call has ended, or its run is to stop.
     """
     parent = current_parent_run(tab)
-    around = None if parent is None else parent.tab.account.shared
+    around = None
+    if parent is not None:
+        around = parent.tab.account.shared
     shared = around if shared_by is None else shared_by(around)
     if parent is None and shared is None:
         yield lambda _: None

@@ -108,7 +108,9 @@ def failure_of(error: BaseException) -> Failure:
         return "unsent"
     if any(isinstance(each, _NOT_SENT) for each in causes_of(error)):
         return "unsent"
-    return "processed" if (status_of(error) or 0) < 400 else "refused"
+    if (status_of(error) or 0) < 400:
+        return "processed"
+    return "refused"
 
 
 def _is_out(error: BaseException) -> bool:
@@ -138,14 +140,18 @@ def _number(given: object) -> float | None:
     """Read a number of at least 0 from the text of a header; None if it has none."""
     with suppress(ValueError):
         number = float(str(given))
-        return max(0.0, number) if math.isfinite(number) else None
+        if math.isfinite(number):
+            return max(0.0, number)
+        return None
     return None
 
 
 def _without_key(text: str, service: ChatCompletionClientBase) -> str:
     """Hide the client's key: some endpoints repeat it in their refusal."""
     key: object = getattr(getattr(service, "client", None), "api_key", None)
-    return text.replace(key, "***") if isinstance(key, str) and key else text
+    if isinstance(key, str) and key:
+        return text.replace(key, "***")
+    return text
 
 
 _CHECKS = {

@@ -240,7 +240,9 @@ def _answering(
             items.append(_result_of(*answered, result))
     if items and len(items) == len(results) and all(map(is_, items, results)):
         return [message]
-    return [message.model_copy(update={"items": items})] if items else []
+    if items:
+        return [message.model_copy(update={"items": items})]
+    return []
 
 
 def _result_of(
@@ -291,7 +293,9 @@ def _is_of_service(message: ChatMessageContent, answered: Container[str]) -> boo
 
 
 def _calls(message: ChatMessageContent) -> list[FunctionCallContent]:
-    return calls_of(message) if message.role == AuthorRole.ASSISTANT else []
+    if message.role == AuthorRole.ASSISTANT:
+        return calls_of(message)
+    return []
 
 
 def _results(message: ChatMessageContent) -> list[FunctionResultContent]:

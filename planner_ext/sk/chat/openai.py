@@ -201,7 +201,9 @@ class OpenAITransport:
             chunk = self._service._create_streaming_chat_message_content(
                 piece, first, metadata, 0
             )
-            return with_refusal(chunk) if first.delta and first.delta.refusal else chunk
+            if first.delta and first.delta.refusal:
+                return with_refusal(chunk)
+            return chunk
         return StreamingChatMessageContent(
             role=AuthorRole.ASSISTANT,
             items=[],

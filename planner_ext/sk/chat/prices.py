@@ -61,7 +61,9 @@ def price_of(
             if max_cost is None
             else _listed(service, chosen or service.ai_model_id, max_cost)
         )
-    return price if chosen is None else lambda _, usage: price(chosen, usage)
+    if chosen is None:
+        return price
+    return lambda _, usage: price(chosen, usage)
 
 
 def _checked(price: Price, model: str) -> Price:
@@ -228,7 +230,9 @@ class RequestMeter:
                 was sent.
         """
         if (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
-            name = None if self._encoding is None else self._encoding.name
+            name = None
+            if self._encoding is not None:
+                name = self._encoding.name
             how = "an estimate" if name is None else f"counted in the encoding {name}"
             raise PromptTooLargeError(
                 f"The prompt has {tokens} tokens ({how}), and max_prompt_tokens is {self.max_prompt_tokens}. Nothing "

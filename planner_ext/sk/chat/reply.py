@@ -63,7 +63,9 @@ def accepted_reply(
     received = [item for message in messages for item in message.items]
     items, calls = accepted_items(received, offered)
     items = with_one_text(items)
-    name = first.name if first.name is None or _SPEAKER.fullmatch(first.name) else None
+    name = None
+    if first.name is None or _SPEAKER.fullmatch(first.name):
+        name = first.name
     if first.role is not AuthorRole.ASSISTANT or name != first.name:
         first = first.model_copy(update={"role": AuthorRole.ASSISTANT, "name": name})
     if (
@@ -278,7 +280,9 @@ def whole(message: ChatMessageContent) -> ChatMessageContent:
 
 
 def _sequence(value: object) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    if isinstance(value, list | tuple):
+        return cast("Sequence[object]", value)
+    return ()
 
 
 def _finish_reason(response: object, candidate: object) -> FinishReason | None:

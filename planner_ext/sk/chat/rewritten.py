@@ -96,7 +96,9 @@ def _item(item: Any, ids: Mapping[str | None, str], connector: Connector) -> Any
     update: dict[str, Any] = {}
     match item:
         case TextContent():
-            return item if connector.takes_blank or item.text.strip() else None
+            if connector.takes_blank or item.text.strip():
+                return item
+            return None
         case FunctionCallContent() if connector.separator is not None:
             name = item.custom_fully_qualified_name(connector.separator)
             update = {"name": name, "plugin_name": None, "function_name": name}
@@ -127,7 +129,9 @@ def _ordered(
             )
         else:
             ordered += [*connector.between.get(turn, ()), message]
-        last = None if ordered[-1].role == AuthorRole.SYSTEM else ordered[-1].role
+        last = None
+        if ordered[-1].role != AuthorRole.SYSTEM:
+            last = ordered[-1].role
     return [*ordered, *connector.between.get((last, None), ())]
 
 

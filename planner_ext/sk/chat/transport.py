@@ -330,5 +330,7 @@ def _described(
         else function.model_copy(update={"description": function.fully_qualified_name})
         for function in behavior.get_config(kernel).available_functions or ()
     ]
-    choice = behavior.type_.value if behavior.type_ is not None else "auto"
+    choice = "auto"
+    if behavior.type_ is not None:
+        choice = behavior.type_.value
     return RequestBehavior.of(offered, choice, schemas=getattr(behavior, "schemas", ()))

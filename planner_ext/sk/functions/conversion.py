@@ -127,7 +127,9 @@ def to_one_of(values: tuple[Any, ...], value: Any) -> Any:
     """Return the declared value that this one equals; a boolean is not a number."""
     for one in values:
         if isinstance(value, bool) is isinstance(one, bool) and value == one:
-            return one if isinstance(one, bool | int | float | str) else value
+            if isinstance(one, bool | int | float | str):
+                return one
+            return value
     raise unfit(f"one of {listed(values[:_PROBLEMS_SHOWN])}", value)
 
 
@@ -222,7 +224,9 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
 
     def made(data: Any) -> Any:
         # As Semantic Kernel does.
-        return kind(**data) if isinstance(data, dict) else kind(data)
+        if isinstance(data, dict):
+            return kind(**data)
+        return kind(data)
 
     check_exponents(kind, value)
     try:
@@ -382,7 +386,9 @@ def _of_class(kind: type[Any]) -> Convert:
         if issubclass(kind, base):
             return _CLASSES[base]
     adapter = _adapter(kind)
-    return _as_sent if adapter is None else partial(_to_value, kind, adapter)
+    if adapter is None:
+        return _as_sent
+    return partial(_to_value, kind, adapter)
 
 
 @lru_cache(maxsize=512)
@@ -498,7 +504,9 @@ def parameter_of(
     opaque = not _TYPES.keys() >= set(names) or (
         "object" in names and not _means_object(declared, kind)
     )
-    types = () if opaque else tuple(one for one in names if one != "null")
+    types = ()
+    if not opaque:
+        types = tuple(one for one in names if one != "null")
     if of_prompt and types == ("string",):
         kind = str  # a prompt takes everything as text
     exact = (
@@ -530,7 +538,9 @@ def convertible_type(declared: Any) -> Any:
     origin = get_origin(declared)
     if origin in (Union, UnionType):
         types = [one for one in get_args(declared) if one is not type(None)]
-        return convertible_type(types[0]) if len(types) == 1 else Any
+        if len(types) == 1:
+            return convertible_type(types[0])
+        return Any
     return Any if origin is Literal else declared
 
 
@@ -657,4 +667,6 @@ def _is_deep(value: Any) -> bool:
 
 
 def _children(value: Any) -> Iterable[Any]:
-    return cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return value

@@ -234,7 +234,9 @@ class ToolSet:
             get(metadata.plugin_name, metadata.name)
             for metadata in config.available_functions or ()
         ]
-        return offered if self._select is None else self._select(offered)
+        if self._select is None:
+            return offered
+        return self._select(offered)
 
 
 class _Results:
@@ -702,8 +704,12 @@ def conversion_problem(
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
         return None
-    cause = error.__cause__.__cause__ if error.__cause__ is not None else None
-    details = validation_details(cause) if isinstance(cause, ValidationError) else ""
+    cause = None
+    if error.__cause__ is not None:
+        cause = error.__cause__.__cause__
+    details = ""
+    if isinstance(cause, ValidationError):
+        details = validation_details(cause)
     return (
         f"The argument {quoted(declared.name)} of {tool.name} cannot be converted to {declared.type_}"
         f"{details}. The function was not run. Call it again with a corrected argument."

@@ -356,7 +356,9 @@ def _filters_with(functions: object, filters: _Filters | None) -> _Filters:
 
 
 def _refuse_unknown(where: str, data: object, allowed: Iterable[str]) -> None:
-    names = cast("Iterable[object]", data) if isinstance(data, Mapping) else ()
+    names = ()
+    if isinstance(data, Mapping):
+        names = cast("Iterable[object]", data)
     unknown = sorted(repr(name) for name in set(names) - set(allowed))
     if unknown:
         raise InvalidBehaviorError(

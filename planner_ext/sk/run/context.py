@@ -147,7 +147,9 @@ class RunContext:
         """Name the run that begins; one inside a call has the same name whenever its function is called again."""
         if self.parent is not None and self.parent.run is not None:
             return self.parent.tab.name_of(self.parent.run)
-        return uuid4().hex if self.tape is None else self.tape.run_id(goal)
+        if self.tape is None:
+            return uuid4().hex
+        return self.tape.run_id(goal)
 
     def rules(self) -> Rules:
         """Build the run's `Rules`; under ``Required`` attempts count forced rounds and are no limit."""
@@ -236,7 +238,9 @@ class RunContext:
         chat = self.chat
         completed = options.iteration_completed
         clarifier = options.clarifier
-        around = None if self.parent is None else self.parent.tab
+        around = None
+        if self.parent is not None:
+            around = self.parent.tab
         charged_around = around is not None and self.shared is around.account.shared
         if self.invocation is not None:
             follow = self.invocation.following(follow)

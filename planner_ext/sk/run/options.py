@@ -195,7 +195,9 @@ def _function_of(*given: str) -> Callable[[str, Any], Any]:
 
 
 def _one_callable(name: str, value: object) -> tuple[Any, ...]:
-    return () if value is None else _callables(name, (value,))
+    if value is None:
+        return ()
+    return _callables(name, (value,))
 
 
 def _check_answer(name: str, value: object) -> tuple[Any, ...]:
@@ -212,7 +214,9 @@ def _limit(name: str, value: object) -> int | None:
 
 
 def _text(name: str, value: object) -> str | None:
-    return None if value is None else instance_of(name, value, str)
+    if value is None:
+        return None
+    return instance_of(name, value, str)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -200,7 +200,9 @@ async def let_in(
     for call, call_id, decision in calls:
         if not isinstance(decision, Approve | Deny | Supply):
             continue  # no decision, which is refused as that
-        by = decision.by if isinstance(decision.by, str) else ""
+        by = ""
+        if isinstance(decision.by, str):
+            by = decision.by
         request = DecisionRequest(
             action="decide",
             by=by,
@@ -552,7 +554,9 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
     """
     state = fold(facts)
     taken = _calls_taken(state, facts, more)
-    calls = () if state.batch is None else state.batch.calls
+    calls = ()
+    if state.batch is not None:
+        calls = state.batch.calls
     inside = {
         (fact.iteration, fact.index, fact.run)
         for fact in more
@@ -613,7 +617,9 @@ def _calls_taken(
 
 
 def _asked_again(fact: CallDecided) -> tuple[object, ...]:
-    edited = (fact.edited,) if fact.edited else ()
+    edited = ()
+    if fact.edited:
+        edited = (fact.edited,)
     return (
         (*edited, fact.source, sorted({*fact.roles}))
         if fact.verdict == "defer" and fact.approved
