@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,10 @@ RUN = (
 
 
 def redirected(
-    here: Path, redirection: str, *arguments: str, python: str = sys.executable
+    lives: Lives, here: Path, redirection: str, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with a shell's redirection."""
-    command = (python, *COMMAND, *arguments)
+    command = (lives.python, *COMMAND, *arguments)
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
     return subprocess.run(
         shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120
@@ -54,10 +53,10 @@ def test_a_run_whose_reader_leaves_reaches_its_end(lives: Lives, here: Path) -> 
     ("redirection", "out"), [("2>&-", "It is 42.\n"), ("<&- >&- 2>&-", "")]
 )
 def test_a_closed_stream_ends_no_run(
-    here: Path, command: Command, redirection: str, out: str
+    lives: Lives, here: Path, command: Command, redirection: str, out: str
 ) -> None:
     """What would go to a closed stream goes nowhere: not into a file that the run opened, nor to the other stream."""
-    done = redirected(here, redirection, *RUN)
+    done = redirected(lives, here, redirection, *RUN)
     assert (done.returncode, done.stdout) == (0, out)
     assert "Traceback" not in done.stderr
     assert (
@@ -72,7 +71,7 @@ def test_a_full_disk_is_an_error_after_the_run(
     lives: Lives, here: Path, command: Command
 ) -> None:
     """Exit code 2, with the reason on stderr; the run is in its store."""
-    done = redirected(here, ">/dev/full", *RUN, python=lives.python)
+    done = redirected(lives, here, ">/dev/full", *RUN)
     assert done.returncode == 2
     assert done.stderr.endswith(
         "Error: The output cannot be written to stdout: No space left on device.\n"
@@ -86,9 +85,9 @@ def test_a_full_disk_is_an_error_after_the_run(
     )
 
 
-def test_help_reports_a_full_disk(here: Path) -> None:
+def test_help_reports_a_full_disk(lives: Lives, here: Path) -> None:
     """Exit code 2 and a line on stderr."""
-    done = redirected(here, ">/dev/full", "--help")
+    done = redirected(lives, here, ">/dev/full", "--help")
     problem = (
         "Error: The output cannot be written to stdout: No space left on device.\n"
     )

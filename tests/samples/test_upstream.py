@@ -1,13 +1,12 @@
 """The notes for other projects: each program still fails as its note says, on the versions that are installed."""
 
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from support.processes import Lives
 from support.values import stem
 
 NOTES = sorted((Path(__file__).parents[2] / "samples" / "upstream").glob("*.md"))
@@ -36,14 +35,10 @@ OLDER = [
 
 @pytest.mark.skipif(bool(OLDER), reason=f"older than the notes: {', '.join(OLDER)}")
 @pytest.mark.parametrize(("program", "said"), PROGRAMS)
-def test_a_note_is_still_true(program: str, said: str) -> None:
+def test_a_note_is_still_true(
+    program: str, said: str, lives: Lives, tmp_path: Path
+) -> None:
     """The program fails by its assertion, with the message in the note; once it does not, the note has served."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = lives.run("-c", program, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == f"AssertionError: {said}"

@@ -29,9 +29,13 @@ _LIMIT_SECONDS = 120
 _CLIENT = """#!{python} -IS
 import marshal, os, signal, socket, sys
 
+closed = []
+while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:
+    closed.append(lowest)
+os.close(lowest)
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-given = marshal.dumps((sys.argv, os.getcwd(), dict(os.environ)))
+given = marshal.dumps((sys.argv, os.getcwd(), dict(os.environ), closed))
 socket.send_fds(server, [len(given).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(given)
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,8 +71,9 @@ class Lives:
     def python(self) -> str:
         """A program to start in the place of `sys.executable`, with ``-m`` and a module, or a file.
 
-        It passes on its streams, SIGINT and SIGTERM, and ends as the forked process does; if it is killed, so is that.
-        The forked process has it as its `sys.executable`.
+        It passes on its streams, open or closed, SIGINT and SIGTERM, and ends as the forked process does; if it is
+        killed, so is that.
+        Each program that is forked has it as its `sys.executable`, for those that it starts in turn.
         """
         address = self._folder / "socket"
         program = self._folder / "python"
@@ -121,7 +126,8 @@ class Lives:
             cwd: Its working directory.
             env: Its environment; None for this process's own.
         """
-        return Forked(self._context, words, cwd, os.environ if env is None else env)
+        command = (self.python, *words)
+        return Forked(self._context, command, cwd, os.environ if env is None else env)
 
     def run(
         self,
@@ -140,8 +146,9 @@ class Lives:
                     files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True
                 )
             ]
+            command = (self.python, *words)
             process = _begun(
-                self._context, words, cwd, os.environ if env is None else env, streams
+                self._context, command, cwd, os.environ if env is None else env, streams
             )
             process.join(_LIMIT_SECONDS)
             code = process.exitcode
@@ -272,21 +279,14 @@ def _serve(listener: socket.socket, alive: socket.socket) -> None:
 def _forked_for(client: socket.socket) -> ForkProcess:
     size, streams, _, _ = socket.recv_fds(client, 8, 3)
     given = client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
-    words, cwd, env = marshal.loads(given)
+    words, cwd, env, closed = marshal.loads(given)
     process = multiprocessing.get_context("fork").Process(
-        target=_started, args=(words, cwd, env, streams), daemon=True
+        target=_program, args=(words, Path(cwd), env, streams, closed), daemon=True
     )
     process.start()
     for stream in streams:
         os.close(stream)
     return process
-
-
-def _started(
-    words: Sequence[str], cwd: str, env: Mapping[str, str], streams: Sequence[int]
-) -> None:
-    sys.executable, *arguments = words
-    _program(arguments, Path(cwd), env, streams)
 
 
 def _live(
@@ -297,7 +297,11 @@ def _live(
 
 
 def _program(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[int]
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    streams: Sequence[int],
+    closed: Sequence[int] = (),
 ) -> None:
     os.chdir(cwd)
     os.environ.clear()
@@ -310,6 +314,10 @@ def _program(
     sys.stderr = os.fdopen(
         2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
     )
+    for number in closed:
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+    sys.executable, *words = words
     path = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
