@@ -46,7 +46,7 @@ drawn = given(
     on_deferred=st.sampled_from(("hold_all", "run_safe_first")),
     seed=st.integers(0, 10**6),
 )
-few = tried(15)
+few = tried(6)
 
 
 class EveryName:
