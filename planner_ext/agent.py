@@ -196,7 +196,8 @@ async def cancel_agent(
         before = turn.checkpoint.facts
         state = turn.checkpoint.state()
         asked = DecisionRequest(action="cancel", by=by, run_id=state.run_id)
-        if (refusal := await refusal_of(options.approval.authorize, asked)) is not None:
+        refusal = await refusal_of(options.approval.authorize, asked)
+        if refusal is not None:
             raise DecisionRefusedError(f"{refusal} The turn still waits.")
         facts = cancelling_facts(
             turn.checkpoint, by=by, reason=reason, at=options.clock.now()

@@ -132,7 +132,8 @@ def all_of(*callbacks: IterationCallback) -> IterationCallback:
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
         for each in callbacks:
-            if (waiting := each(context)) is not None:
+            waiting = each(context)
+            if waiting is not None:
                 await waiting
             if context.terminate:
                 return

@@ -394,7 +394,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             parent = parent.enter(
                 partial(is_same_run, goal="", messages=chat_history.messages)
             )
-            if (continued := continued_messages(parent.tab, parent.known)) is not None:
+            continued = continued_messages(parent.tab, parent.known)
+            if continued is not None:
                 chat_history.messages[:] = continued
         messages = tuple(
             checked_messages(

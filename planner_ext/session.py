@@ -184,7 +184,8 @@ def _with_added(
     combined = [*messages, *added]
     still_open = [call for call in _open_calls(combined) if call in waiting]
     problems = find_problems([*combined, *(call.result("") for call in still_open)])
-    if problems := [*problems, *_misplaced(combined, len(messages))]:
+    problems = [*problems, *_misplaced(combined, len(messages))]
+    if problems:
         raise InvalidHistoryError(
             "Expected function calls and their results in pairs, each result after its call; found "
             f"{'; '.join(problems)}. Append both together; nothing was added."
@@ -485,7 +486,8 @@ class ToolUseSession:
                 )
                 async with aclosing(groups):
                     async for group in groups:
-                        if text := "".join(_text(chunk, self._key) for chunk in group):
+                        text = "".join(_text(chunk, self._key) for chunk in group)
+                        if text:
                             yield text
 
     @asynccontextmanager

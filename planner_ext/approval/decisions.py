@@ -566,10 +566,12 @@ def requires_approval(
         NotAFunctionError: If something other than a function is marked, or one in C.
     """
     for name, text in (("prompt", prompt), ("summary", summary)):
-        if (problem := _text_problem(name, text)) is not None:
+        problem = _text_problem(name, text)
+        if problem is not None:
             raise InvalidLimitError(f"{problem}.")
     _require_duration("expires_in", expires_in)
-    if (problem := _roles_problem(roles)) is not None:
+    problem = _roles_problem(roles)
+    if problem is not None:
         raise InvalidLimitError(f"{problem}.")
 
     def mark(function: F) -> F:
@@ -712,7 +714,8 @@ def kind_of(fact: CallDecided) -> DecisionKind | None:
 
 def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
     """Read a decision from a fact; None if the call was answered or run without one."""
-    if (kind := kind_of(fact)) is None:
+    kind = kind_of(fact)
+    if kind is None:
         return None
     return DecisionRecord(
         call=fact.call_id,

@@ -448,7 +448,8 @@ def _with_options(
     planner: FunctionCallingStepwisePlanner, args: WorkerArgs
 ) -> FunctionCallingStepwisePlanner:
     """Add ``--policy`` and ``--ask-all`` to a copy of a planner, after its interceptors."""
-    if not (given := args.planner_options()):
+    given = args.planner_options()
+    if not given:
         return planner
     options = planner.options
     settings = planner.options.approval or ApprovalSettings()
@@ -490,7 +491,8 @@ async def _drive(
         Terminal(sys.stderr).say(
             f"Worker {runs.worker_id} of {store_name(args.store)}", "dim"
         )
-        if (text := planner.unguarded(kernel)) is not None:
+        text = planner.unguarded(kernel)
+        if text is not None:
             Terminal(sys.stderr).say(text, "yellow")
         if not args.once:
             await runs.work(

@@ -67,7 +67,8 @@ def imported_object(path: str, *, option: str) -> object:
             f"{option} must be module:factory, for instance shop.kernel:make_kernel; got {shown(path)}."
         )
     given = f"{option} {path}"
-    if (here := os.getcwd()) not in sys.path:
+    here = os.getcwd()
+    if here not in sys.path:
         sys.path.insert(0, here)
     with _blamed(f"{given}: the module"):
         module = _imported(module_name)

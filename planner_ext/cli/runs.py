@@ -219,7 +219,8 @@ def set_budget(chosen: cli.ChosenArgs, limits: cli.LimitArgs) -> Exit:
       planner-ext runs budget order-7 --store runs.db --max-iterations 30
       planner-ext runs budget --store runs.db --tag nightly --max-cost 2
     """
-    if not (given := limits.given()):
+    given = limits.given()
+    if not given:
         raise InvalidLimitError(
             "Expected at least one limit, such as --max-iterations 30; got none."
         )

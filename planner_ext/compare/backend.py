@@ -196,7 +196,8 @@ class _ForgivingServer(ScriptedOpenAIServer):
         before = self.total_tokens
         if self._observed.ended_at:
             return self._continue(body)
-        if (violation := find_violation(body)) is not None:
+        violation = find_violation(body)
+        if violation is not None:
             body = {**body, "messages": list(_with_results(body["messages"]))}
             if find_violation(body) is None:
                 self._refused.append(violation.message)
@@ -207,7 +208,8 @@ class _ForgivingServer(ScriptedOpenAIServer):
 
     def _continue(self, body: dict[str, Any]) -> HttpResponse:
         """Answer a request after the end of the run, and note whether its history is valid."""
-        if (violation := find_violation(body)) is not None:
+        violation = find_violation(body)
+        if violation is not None:
             return self._refuse(violation.message)
         self._observed.continued = True
         reply = completion_body(

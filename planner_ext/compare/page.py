@@ -136,7 +136,8 @@ def _with_result(
         for index, call in enumerate(calls)
         if call.id == result.call_id and call.outcome == "requested"
     )
-    if (index := next(open_calls, None)) is not None:
+    index = next(open_calls, None)
+    if index is not None:
         calls[index] = replace(calls[index], outcome="ok", result=result.text)
     return replace(iteration, calls=tuple(calls))
 

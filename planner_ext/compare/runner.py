@@ -452,7 +452,8 @@ def _left_over(stopped_at: str, observed: Observed, outcome: Outcome) -> Iterato
         ),
         0,
     )
-    if later := observed.events[first + 1 :]:
+    later = observed.events[first + 1 :]
+    if later:
         yield f"{counted(len(later), 'step')} after the cancellation"
     if not any(message.role == "assistant" for message in outcome.messages):
         yield "nothing is left of the run"

@@ -167,7 +167,8 @@ async def _removed_planner(trial: Trial) -> None:
         message = await trial.ask()
         trial.history.add_message(message)
         calls = calls_of(message)
-        if final := next((call for call in calls if call.name == FINAL_ANSWER), None):
+        final = next((call for call in calls if call.name == FINAL_ANSWER), None)
+        if final:
             # The answer is taken, and all calls of the message are left without results.
             trial.status = "answered"
             trial.answer = str((final.parse_arguments() or {}).get("answer", ""))

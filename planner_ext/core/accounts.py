@@ -332,7 +332,8 @@ class Tab:
     def take_request(self) -> str | None:
         """Take one round trip, or name the limit that forbids it."""
         with self.account.lock:
-            if (limit := self.left().used_up()) is None:
+            limit = self.left().used_up()
+            if limit is None:
                 self.charge(Usage(iterations=1))
             return limit
 
@@ -357,7 +358,8 @@ class Tab:
     def take_call(self, function: str) -> str | None:
         """Take the start of a function, or name the limit that forbids it."""
         with self.account.lock:
-            if (limit := self.left().forbids_start(function)) is None:
+            limit = self.left().forbids_start(function)
+            if limit is None:
                 self.charge(start_of(function))
             return limit
 
@@ -490,7 +492,8 @@ class Account:
     def restart(self, function: str) -> str | None:
         """Take one more start of a running call, or name the limit that forbids it."""
         with self.lock:
-            if (limit := self.left().forbids_start(function)) is None:
+            limit = self.left().forbids_start(function)
+            if limit is None:
                 self._restarting = start_of(function)
             return limit
 

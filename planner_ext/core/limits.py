@@ -112,7 +112,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         for item in fields(Budget):
-            if problem := _problem(item.name, getattr(self, item.name)):
+            problem = _problem(item.name, getattr(self, item.name))
+            if problem:
                 raise InvalidLimitError(problem)
         # A copy: the caller may change the mapping after it was validated.
         object.__setattr__(

@@ -292,7 +292,8 @@ def _ask_in_form(state: State, left: Left) -> Action:
     answer = "" if state.checked is None else state.checked.answer
     if state.stopping is not None:
         return Finish(status="stopped", answer=answer, reason=state.stopping)
-    if (limit := _no_request(state, left)) is not None:
+    limit = _no_request(state, left)
+    if limit is not None:
         return Finish(
             status="limit_reached",
             answer=answer,
@@ -425,7 +426,8 @@ def _checked_answer(state: State, left: Left, end: Finish) -> Action:
 def _review(state: State) -> Action:
     batch = state.batch
     assert batch is not None
-    if (answer := _stopped_text(state)) is not None:
+    answer = _stopped_text(state)
+    if answer is not None:
         return _withhold_open(batch, answer)
     most = state.rules.limits.max_calls_per_reply
     count = len(batch.calls)
@@ -450,13 +452,15 @@ def _continue_batch(state: State, left: Left) -> Action:
     ]
     if entered:
         return _continue_inside(state, left, batch, entered)
-    if (reason := _returned(state, batch)) is not None and state.stopping is None:
+    reason = _returned(state, batch)
+    if reason is not None and state.stopping is None:
         return Finish(status="stopped", reason=reason, returned=True)
     if state.final_answer is not None:
         return _withhold_open(
             batch, "Not executed: the final answer was given in the same message."
         )
-    if (answer := _stopped_text(state)) is not None:
+    answer = _stopped_text(state)
+    if answer is not None:
         return _withhold_open(batch, answer)
     if left.iterations <= 0:
         return _refuse(state, left, batch, tuple(_open(batch)), "max_iterations")
@@ -528,7 +532,8 @@ def _put_questions(state: State, left: Left, batch: Batch) -> Action | None:
     unasked = next((i for i, call in questions.items() if not call.asked), None)
     if unasked is None and not (questions and left.used_up(TIMES)):
         return None
-    if (limit := _spent(state, left)) is not None:
+    limit = _spent(state, left)
+    if limit is not None:
         return _refuse(state, left, batch, tuple(questions), limit)
     decided = None if unasked is None else questions[unasked].decided
     if not state.rules.clarifier or decided is None:
@@ -568,7 +573,8 @@ def limit_of_restart(state: State, index: int, at: float) -> str | None:
     running = state.batch.calls[index].decided
     assert running is not None
     left = Left.of(state.rules.limits, state.usage, at)
-    if (limit := left.used_up(OF_A_START) or _spent_in_row(state)) is not None:
+    limit = left.used_up(OF_A_START) or _spent_in_row(state)
+    if limit is not None:
         return limit
     over, limit = _over_limit(state, left, {**_ready(state.batch), index: running})
     return limit if index in over else None
@@ -586,7 +592,8 @@ def _over_limit(
         return tuple(ready)[fitting:], "max_tool_calls"
     if left.starts:
         functions = {i: decided.function for i, decided in ready.items()}
-        if over := _beyond(functions, left.starts):
+        over = _beyond(functions, left.starts)
+        if over:
             return over, "max_calls_per_function"
     if limits.max_repeated_calls is None:
         return (), ""

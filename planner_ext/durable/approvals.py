@@ -470,7 +470,8 @@ def _checked_decision(
     ):
         from planner_ext.engine.schemas import argument_problem  # noqa: PLC0415  (loaded for edits only)
 
-        if problem := argument_problem(approval.parameters, decision.arguments):
+        problem = argument_problem(approval.parameters, decision.arguments)
+        if problem:
             raise ApprovalRefusedError(
                 f"The edited arguments do not fit {approval.fully_qualified_name}: {problem}. The call still waits."
             )

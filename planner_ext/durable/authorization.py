@@ -80,5 +80,6 @@ class Doorkeeper:
                 "lacks. Nothing was changed. Give the hook: authorize= of Runs, Runs.connect, Approvals.connect or the "
                 "inbox; on the command line --app, with a factory that gives it."
             )
-        if (refusal := await refusal_of(self.authorize, request)) is not None:
+        refusal = await refusal_of(self.authorize, request)
+        if refusal is not None:
             raise NotAuthorizedError(refusal)

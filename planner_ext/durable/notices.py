@@ -355,7 +355,8 @@ class Notifier:
         state.taken.extend(
             name for name, fault in zip(waiting, faults, strict=True) if not fault
         )
-        if problem := "; ".join(filter(None, faults)):
+        problem = "; ".join(filter(None, faults))
+        if problem:
             await self._failed(row, state, problem)
         else:
             await self._settle(key, state, delivered_at=self._clock.now())

@@ -675,7 +675,8 @@ def _way_out(error: psycopg.Error | OSError | UnicodeError) -> str:
         return "Give a URL such as postgresql://user@host/database."
     if state is None and isinstance(error, psycopg.Error) and _is_refusal(error):
         return "Check the user, the password and the name of the database in the URL."
-    if fitting := [begin for begin in _WAYS_OUT if (state or "").startswith(begin)]:
+    fitting = [begin for begin in _WAYS_OUT if (state or "").startswith(begin)]
+    if fitting:
         return _WAYS_OUT[max(fitting, key=len)]
     return (
         _REACHED

@@ -598,7 +598,8 @@ def read_decision(text: str) -> tuple[Decision, bool, str, tuple[str, ...]]:
     """
     with reading_row("The row of the decision is", ApprovalRefusedError):
         data = cast("dict[str, Any]", json.loads(text))
-        if (schema := data.pop("schema")) != _DECISION_SCHEMA:
+        schema = data.pop("schema")
+        if schema != _DECISION_SCHEMA:
             raise ApprovalRefusedError(
                 f"Expected a decision of schema {_DECISION_SCHEMA}; got {schema!r}. Take it with the version that "
                 "wrote it."
@@ -618,5 +619,6 @@ def _kind_of(decision: object) -> str | None:
 
 
 def _check_decision(decision: Decision) -> None:
-    if (problem := problem_of(decision)) is not None:
+    problem = problem_of(decision)
+    if problem is not None:
         raise ApprovalRefusedError(f"The decision cannot be taken: {problem}.")

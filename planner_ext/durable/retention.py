@@ -134,7 +134,8 @@ async def retain(store: JournalStore, clock: Clock) -> None:
 async def apply_retention(store: JournalStore, *, now: float) -> None:
     """Delete what is too old, in transactions of a few runs with rests between them."""
     (rows,) = await store.database.transact(GET_RETENTION)
-    if (retention := read_retention(rows)) is None:
+    retention = read_retention(rows)
+    if retention is None:
         return
     for seconds, only_texts in ((retention.ended, False), (retention.journals, True)):
         if seconds is None:

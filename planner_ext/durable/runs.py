@@ -426,7 +426,8 @@ class RunsClient:
                 forgotten.
         """
         await self._check_all("forget", by)
-        if number := await self.count(status=UNFINISHED, tag=key):
+        number = await self.count(status=UNFINISHED, tag=key)
+        if number:
             raise RunConflictError(
                 f"{counted(number, 'run')} with the tag {key!r} have not ended, and nothing was forgotten. Cancel them "
                 f"first: planner-ext runs cancel --tag {key}."
@@ -793,7 +794,8 @@ class RunsClient:
         )
         if created:
             return name, None
-        if (gone := await self._store.deleted(name)) is not None:
+        gone = await self._store.deleted(name)
+        if gone is not None:
             was, at = gone
             raise RunConflictError(
                 f"Run {name!r} was deleted at {time_text(at)}, and was {was}: nothing was started, so that nothing "

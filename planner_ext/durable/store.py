@@ -462,7 +462,8 @@ class JournalStore:
 
     async def hooks(self, run_id: str) -> tuple[str, ...]:
         """Read the names of a run's ``authorize`` hooks."""
-        if not (rows := await self._rows(_GUARDS, run_id=run_id)):
+        rows = await self._rows(_GUARDS, run_id=run_id)
+        if not rows:
             raise _unknown(run_id)
         return hooks_in(run_id, *rows[0])
 
@@ -710,7 +711,8 @@ class JournalStore:
     async def continues(self, run_id: str, now: float) -> bool:
         """Whether a run is driven or due."""
         statement = f"SELECT {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
-        if not (rows := await self._rows(statement, run_id=run_id, now=now)):
+        rows = await self._rows(statement, run_id=run_id, now=now)
+        if not rows:
             raise _unknown(run_id)
         return bool(rows[0][0])
 
@@ -1261,7 +1263,8 @@ class JournalStore:
 
     async def _last_seen(self, worker_id: str, now: float) -> float:
         """Return when a worker was last seen: ``now`` if it lives, 0.0 if that is not known."""
-        if (heartbeat := await self.last_heartbeat(worker_id)) is None:
+        heartbeat = await self.last_heartbeat(worker_id)
+        if heartbeat is None:
             return 0.0
         age, lease = heartbeat
         return (

@@ -43,7 +43,8 @@ async def verify_store(store: JournalStore, heads: _HeadsByRun) -> Verified:
         (rows,) = await store.database.transact((_JOURNAL, {"run_id": run_id}))
         known = left.pop(run_digest(run_id), {})
         journals += bool(rows)
-        if defect := first_defect(run_id, rows, known):
+        defect = first_defect(run_id, rows, known)
+        if defect:
             defects[run_id] = defect
         elif rows and not known:
             unseen.append(run_id)

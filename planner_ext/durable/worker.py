@@ -354,7 +354,8 @@ def _stored_budget(stored: StoredRun, new: NewBudget | None) -> Budget | None:
 
 
 def _refuse_second(first: Collection[str], given: Collection[str]) -> None:
-    if call_id := next((call_id for call_id in given if call_id in first), None):
+    call_id = next((call_id for call_id in given if call_id in first), None)
+    if call_id:
         problem = (
             f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
             "Resume the run without it."
@@ -888,7 +889,8 @@ class WorkerPool:
                 store.abandon()
 
     def _interrupt(self, run_id: str) -> None:
-        if (task := self._tasks.get(run_id)) is not None:
+        task = self._tasks.get(run_id)
+        if task is not None:
             self._interrupted.add(run_id)
             task.cancel()
 
@@ -902,7 +904,8 @@ class WorkerPool:
                 )
                 self._hold(held)
                 for run_id, ended, new, said in changed:
-                    if (store := self.runner.driven.stores.get(run_id)) is None:
+                    store = self.runner.driven.stores.get(run_id)
+                    if store is None:
                         continue
                     if new is not None:
                         store.writer.budget.offer(new)
@@ -1242,7 +1245,8 @@ class RunHandle(Generic[R]):
         keeper = Doorkeeper(authorize=hooks)
         clock = runner.clock
         line = await say_to(runner.store, keeper, self.run_id, text, by=by, clock=clock)
-        if (driven := runner.driven.stores.get(self.run_id)) is not None:
+        driven = runner.driven.stores.get(self.run_id)
+        if driven is not None:
             driven.writer.budget.say(line)
 
     def _continued(self) -> "asyncio.Task[R]":

@@ -185,7 +185,8 @@ class StoredBudgetHandle(BudgetHandle):
     def take(self) -> tuple[Budget, str] | None:
         """Return the new limits and who set them, once; an error if the run may do nothing more here."""
         self.check_stays()
-        if (given := super().take()) is not None:
+        given = super().take()
+        if given is not None:
             self.taken = self._offered
         return given
 

@@ -152,7 +152,8 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
         found.append(
             f"expires_in is now {now.expires_in} instead of {before.expires_in}"
         )
-    if unmarked := sorted(set(before.marked) & set(offered) - set(now.marked)):
+    unmarked = sorted(set(before.marked) & set(offered) - set(now.marked))
+    if unmarked:
         found.append(f"@requires_approval of {', '.join(unmarked)}")
     found += [
         f"the authorize hook {name}"

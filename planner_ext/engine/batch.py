@@ -121,7 +121,8 @@ def apply_decision(
 ) -> CallDecided:
     """Record a decision on a call that could run; invalid edited arguments deny it."""
     decision = reviewed.decision
-    if (question := reviewed.question) is not None:
+    question = reviewed.question
+    if question is not None:
         fact = replace(fact, source=question.source, roles=tuple(question.roles))
     if reviewed.arguments is not None:
         edited = _with_edit(fact, reviewed, functions, request, run_id)

@@ -170,9 +170,11 @@ class InterceptorChain:
             ask = (
                 interceptor.by_rule if isinstance(interceptor, Policy) else interceptor
             )
-            if (decision := await self._ask(ask, call)) is not None:
+            decision = await self._ask(ask, call)
+            if decision is not None:
                 return _with_source(decision, self.interceptors, place)
-        if (mark := self.marked(call.fully_qualified_name)) is not None:
+        mark = self.marked(call.fully_qualified_name)
+        if mark is not None:
             source = source_of("mark", mark.prompt, mark.roles)
             return replace(mark, source=source, asked_by="@requires_approval")
         return await self._call_callbacks(call) or self._defaults()
@@ -195,7 +197,8 @@ class InterceptorChain:
                     by=_name(pre_invoke),
                 )
         for place, check in enumerate(self.checks):
-            if (decision := await self._ask(check, call, is_check=True)) is not None:
+            decision = await self._ask(check, call, is_check=True)
+            if decision is not None:
                 return _with_source(decision, self.checks, place)
         return None
 
@@ -311,7 +314,8 @@ def _asked_by(
         request = DecisionRequest(
             action="decide", by=by, run_id=run_id, call=call, decision=answer
         )
-        if (refusal := await refusal_of(authorize, request)) is None:
+        refusal = await refusal_of(authorize, request)
+        if refusal is None:
             return answer
         _logger.warning("%s The call still waits.", refusal)
         return None

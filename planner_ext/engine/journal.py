@@ -394,7 +394,8 @@ class Recorder:
         )
 
         async def observed() -> None:
-            if (waiting := observe(fact, *more)) is not None:
+            waiting = observe(fact, *more)
+            if waiting is not None:
                 await waiting
 
         if isinstance(outcome := await caught(observed()), Raised):

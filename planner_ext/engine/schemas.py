@@ -442,7 +442,8 @@ class _At:
         if "$ref" in schema and "$ref" not in check.keywords:
             return
         for keyword, wanted in schema.items():
-            if (rule := check.keywords.get(keyword)) is None:
+            rule = check.keywords.get(keyword)
+            if rule is None:
                 continue
             check.spend(1)
             kind, find, said = rule

@@ -57,7 +57,8 @@ class Reservations:
                 batch = self._journal.state.batch
                 assert batch is not None, "calls run in the open batch"
                 starts = sum(not batch.calls[index].started for index in indexes)
-                if (refused := await self._shared.reserve(calls=starts)) is not None:
+                refused = await self._shared.reserve(calls=starts)
+                if refused is not None:
                     return await self._with_answer(refused)
                 self._calls = starts
                 self._seen = len(self._journal.facts)

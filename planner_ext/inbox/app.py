@@ -336,7 +336,8 @@ class _Inbox:
             return self._sign_in_page(
                 request, **typed, problem="This token is wrong.", status=403
             )
-        if (name := token.user or person_name(typed["name"])) is None:
+        name = token.user or person_name(typed["name"])
+        if name is None:
             problem = "Give your name: decisions are recorded under it."
             return self._sign_in_page(
                 request,
@@ -443,7 +444,8 @@ class _Inbox:
             self._rows = {}
         root = request.scope.get("root_path", "")
         key = (root, request.url.query, by if is_mine else None)
-        if (known := self._rows.get(key)) is not None:
+        known = self._rows.get(key)
+        if known is not None:
             return known
         filters, run_id = _call_filters(request, now)
         size = _LONG_PAGE if "equal_to" in filters else PAGE
@@ -897,7 +899,8 @@ class _Inbox:
         return self._problem_page(request, 404, "Not found", "There is no such page.")
 
     async def _send_static(self, request: Request) -> Response:
-        if (found := _STATIC.get(request.path_params["name"])) is None:
+        found = _STATIC.get(request.path_params["name"])
+        if found is None:
             return self._problem_page(
                 request, 404, "Not found", "There is no such file."
             )

@@ -366,7 +366,8 @@ class FunctionCallingStepwisePlanner:
 
         options = self._checked_options()
         loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
-        if (hook := options.approval.authorize) is not None:
+        hook = options.approval.authorize
+        if hook is not None:
             request = DecisionRequest(
                 action="cancel", by=by, run_id=loaded.state().run_id
             )
@@ -429,7 +430,8 @@ class FunctionCallingStepwisePlanner:
         )
 
     def _say_unguarded(self, kernel: Kernel) -> None:
-        if (text := self.unguarded(kernel)) is not None:
+        text = self.unguarded(kernel)
+        if text is not None:
             logger.info(text)
 
     @property

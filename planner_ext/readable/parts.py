@@ -244,7 +244,8 @@ def _has_text(value: Any, depth: int = 0) -> bool:
 def _text(
     label: str, text: str, schema: Mapping[str, Any], more: Mapping[str, Any]
 ) -> Part:
-    if (value := _json_in(text)) is not None:
+    value = _json_in(text)
+    if value is not None:
         note = "JSON in a text"
         lines = tuple(_json_lines(value))
         return Part(label=label, kind="json", note=note, lines=lines, **more)

@@ -284,7 +284,8 @@ def read_usage(reported: object) -> Usage:
     ):
         return usage
     reported = _unwrapped(reported)
-    if (names := _names_in(reported)) is None:
+    names = _names_in(reported)
+    if names is None:
         return Usage()
     prompt = _sum(reported, names.prompt)
     completion = _sum(reported, names.completion)

@@ -205,7 +205,8 @@ def same(recorded: Any, value: Any) -> bool:
     place = len(first)
     end = len(value) - len(last)
     for part in parts:
-        if (found := value.find(part, place, end)) < 0:
+        found = value.find(part, place, end)
+        if found < 0:
             return False
         place = found + len(part)
     return place <= end
@@ -283,7 +284,8 @@ def _functions(messages: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
 def _tool_name(tool: Any) -> str:
     """Read a name in the formats of most connectors."""
     for place in (part_of(tool, "function"), tool):
-        if (name := part_of(place, "name")) is not None:
+        name = part_of(place, "name")
+        if name is not None:
             return str(name)
     return _text(tool)
 

@@ -167,7 +167,8 @@ def _in_answer(
 def _unanswered(
     caller: int, answered: Mapping[str, bool], before: str
 ) -> Iterator[Violation]:
-    if waiting := [call for call, is_answered in answered.items() if not is_answered]:
+    waiting = [call for call, is_answered in answered.items() if not is_answered]
+    if waiting:
         yield Violation(
             f"messages[{caller}].tool_calls",
             f"messages[{caller}]: an assistant message with 'tool_calls' must be followed by tool messages responding "

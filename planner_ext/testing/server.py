@@ -284,7 +284,8 @@ class ScriptedOpenAIServer:
             return self._refuse(
                 "We could not parse the JSON body of your request: expected an object."
             )
-        if (violation := find_violation(body)) is not None:
+        violation = find_violation(body)
+        if violation is not None:
             return self._refuse(violation.message, param=violation.param)
         request = ScriptedRequest(
             index=len(self._requests),

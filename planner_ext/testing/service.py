@@ -164,7 +164,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
                 )
                 for call in delta.get("tool_calls", ())
             ]
-            if (text := delta.get("content")) is not None:
+            text = delta.get("content")
+            if text is not None:
                 items.append(StreamingTextContent(choice_index=0, text=text))
             own = {**place, "inner_content": _response("delta", delta.get("refusal"))}
             yield [

@@ -180,7 +180,8 @@ def _functions() -> Iterator[str]:
     """Name the functions around this code, the innermost first."""
     tab = current_tab()
     while tab is not None:
-        if (batch := tab.account.state.batch) is not None:
+        batch = tab.account.state.batch
+        if batch is not None:
             yield batch.calls[tab.index].request.name
         tab = tab.account.within
 
@@ -438,7 +439,8 @@ class _Player(_Tape):
     def _notes(self) -> Iterator[str]:
         """Say what else is not as it was recorded: the versions, and the options of a run."""
         for name, now in versions().items():
-            if (then := self.cassette.versions.get(name)) != now:
+            then = self.cassette.versions.get(name)
+            if then != now:
                 yield f"It was recorded with {name} {then}; this is {now}."
         for run in self.cassette.runs:
             facts = self.runs.get(getattr(run[0], "run_id", ""), run)

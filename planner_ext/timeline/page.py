@@ -279,7 +279,8 @@ def _gaps(iteration: TimelineIteration, until: float) -> Iterator[tuple[float, f
     for gap in iteration.gaps:
         yield gap.started, until if gap.ended is None else gap.ended
     for call in iteration.calls:
-        if (wait := _wait_of(call, until)) is not None:
+        wait = _wait_of(call, until)
+        if wait is not None:
             yield wait
 
 

@@ -154,7 +154,8 @@ class _Payer:
         if tab is None:
             await _take_shared(self._shared, Usage(iterations=1))
             return
-        if (limit := tab.take_request()) is not None:
+        limit = tab.take_request()
+        if limit is not None:
             raise nothing_left(limit)
         await _take_shared(self._shared, Usage(iterations=1), tab)
         tab.expect(self, expected)
@@ -362,7 +363,8 @@ async def _decide_and_run(
     function = context.function
     tool = tool_of(context.function)
     tab = parent.tab
-    if (limit := tab.take_call(tool.name)) is not None:
+    limit = tab.take_call(tool.name)
+    if limit is not None:
         raise nothing_left(limit)
     await _take_shared(tab.account.shared, start_of(tool.name), tab)
     await tab.record_call(tool.name)

@@ -186,7 +186,8 @@ class OpenAITransport:
         model = self._model(request)
         async with cast("AsyncStream[ChatCompletionChunk]", response) as pieces:
             async for piece in pieces:
-                if (chunk := self._chunk(piece, model)) is not None:
+                chunk = self._chunk(piece, model)
+                if chunk is not None:
                     yield chunk
 
     def _chunk(
@@ -242,7 +243,8 @@ class OpenAITransport:
                 return None
             fields, options = self._fields(request, streaming=streaming)
             tools = b""
-            if (offered := request.offered) is not None and "tools" not in fields:
+            offered = request.offered
+            if offered is not None and "tools" not in fields:
                 tools = b',"tools":' + self._encoded_tools(offered)
             rest = _encode(fields)[1:-1].encode()
             messages = self._encoded_messages(request.messages, request.last)
@@ -297,7 +299,8 @@ class OpenAITransport:
             self._source = messages
             self._known = 0
             self._messages = bytearray()
-        if new := messages[self._known : lasting]:
+        new = messages[self._known : lasting]
+        if new:
             added = self._written(new)
             self._messages += b"," + added if self._known else added
             self._known = lasting

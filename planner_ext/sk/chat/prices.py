@@ -229,7 +229,8 @@ class RequestMeter:
             PromptTooLargeError: If it exceeds the limit; names count and limit. Nothing
                 was sent.
         """
-        if (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
+        tokens = self._prompt_tokens(messages, tools)
+        if tokens > self.max_prompt_tokens:
             name = None
             if self._encoding is not None:
                 name = self._encoding.name
@@ -317,7 +318,8 @@ class RequestMeter:
         )
         for name, schema in _properties(function.get("parameters")):
             tokens += _PROPERTY + self.tokens_of(f"{name} {_text(schema.get('type'))}")
-            if description := _text(schema.get("description")):
+            description = _text(schema.get("description"))
+            if description:
                 tokens += _DESCRIBED + self.tokens_of(description)
             tokens += sum(
                 _PROPERTY + self.tokens_of(_text(value))

@@ -408,7 +408,8 @@ class ReplyAssembly:
         assert first is not None
         calls = sorted(self._calls, key=lambda call: call.index or 0)
         items: list[Any] = [*(call.content() for call in calls), *self._others]
-        if text := "".join(self._text):
+        text = "".join(self._text)
+        if text:
             items.append(TextContent(text=text))
         return AssistantMessage(
             role=first.role,

@@ -148,7 +148,8 @@ def _is_returned(
     (text, calls) = _text_and_calls(returned)
     if said == (text, calls):
         return True
-    if (last := last_reply(facts)) is None:
+    last = last_reply(facts)
+    if last is None:
         return False
     own = text_of(load_message(last.message))
     if said[1] == _canonical_calls(last.calls) and said[0] in (own, own + text):

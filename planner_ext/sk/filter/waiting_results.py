@@ -133,7 +133,8 @@ def _checked(
             f"The call {name!r} was answered {shown(decision)}; expected Approve, Deny or Supply."
             f"{way_out('decision', decision)}"
         )
-    if (problem := problem_of(decision)) is not None:
+    problem = problem_of(decision)
+    if problem is not None:
         raise DecisionRefusedError(
             f"The decision on {name!r} cannot be taken: {problem}. The call still waits."
         )

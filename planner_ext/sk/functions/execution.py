@@ -605,7 +605,8 @@ def in_place(
     run: Next = (
         private._invoke_internal_stream if streaming else private._invoke_internal
     )
-    if (guard := guard_of(function)) is not None:
+    guard = guard_of(function)
+    if guard is not None:
         run = partial(guard.run_for, function, work=run)
     return behind_filters(next, lambda _: run)
 

@@ -535,7 +535,8 @@ def _refusal(function: KernelFunction) -> str:
 
 def _document_names(operation: Any) -> Iterator[str]:
     yield from (str(one.name) for one in getattr(operation, "parameters", None) or ())
-    if (body := getattr(operation, "request_body", None)) is not None:
+    body = getattr(operation, "request_body", None)
+    if body is not None:
         yield from (
             operation.PAYLOAD_ARGUMENT_NAME,
             operation.CONTENT_TYPE_ARGUMENT_NAME,

@@ -50,7 +50,8 @@ class AnswerChecks:
         """Return the first problem; the application sees only answers in the form."""
         value = None
         if self.form is not None:
-            if problem := self.form.problem(answer):
+            problem = self.form.problem(answer)
+            if problem:
                 return "structure", problem
             value = self.form.parse(answer)
         for check in self.checks:
@@ -61,7 +62,8 @@ class AnswerChecks:
                 total_usage=state.usage,
                 refusals=state.refusals,
             )
-            if reason := await _reason(check, answer, context):
+            reason = await _reason(check, answer, context)
+            if reason:
                 return "revise", reason
         return "structure", ""
 

@@ -301,7 +301,8 @@ class RunContext:
 
     def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:
         options = self.options
-        if (new := handle.take()) is None:
+        new = handle.take()
+        if new is None:
             return None
         given, by = new
         limits = options.bounded(given)
@@ -332,7 +333,8 @@ class RunContext:
                 )
             except BaseException as error:
                 # Nothing has started: a resumed run is as it was.
-                if facts := known or tuple(engine.facts):
+                facts = known or tuple(engine.facts)
+                if facts:
                     carry_run(error, fold(facts), facts, key)
                 raise
             if (
@@ -560,7 +562,8 @@ def _merged(
         changes["pre_invoke"] = (*options.pre_invoke, behavior.pre_invoke_callback)
     if tape is not None:
         changes["clock"] = tape.clock(options.clock)
-    if hooks := [hook for one in filters for hook in one.authorize]:
+    hooks = [hook for one in filters for hook in one.authorize]
+    if hooks:
         changes["approval"] = options.approval.asking(hooks)
     return replace(options, **changes) if changes else options
 
@@ -762,7 +765,8 @@ def refuse_unknown(
     option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()
 ) -> None:
     """Refuse names that are neither ``there`` nor, unlisted in the error, accepted ``also``."""
-    if unknown := sorted(set(given) - there - also):
+    unknown = sorted(set(given) - there - also)
+    if unknown:
         known = sorted(there)
         more = len(there) - _MOST_NAMES
         listed = ", ".join(known[:_MOST_NAMES]) + (

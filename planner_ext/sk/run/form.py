@@ -77,7 +77,8 @@ class ResponseForm:
             value = read_json(answer)
         except ValueError as error:
             raise ValueError(f"The answer {error}") from None
-        if problem := answer_problems(self.schema, value):
+        problem = answer_problems(self.schema, value)
+        if problem:
             raise ValueError(problem)
         return value
 

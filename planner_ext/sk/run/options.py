@@ -421,7 +421,8 @@ class CheckedOptions:
         cls, taken: DecisionsTaken, **options: Unpack[RunOptions]
     ) -> "CheckedOptions":
         """Check options, and fill in the defaults; ``taken`` is the door's memory."""
-        if unknown := options.keys() - _OPTIONS.keys():
+        unknown = options.keys() - _OPTIONS.keys()
+        if unknown:
             name = min(unknown)
             hint = (
                 "" if name in Budget.__dataclass_fields__ else nearest(name, _OPTIONS)
@@ -459,7 +460,8 @@ class CheckedOptions:
         """Add what the run around a nested run sets; refuse a new one once that run is over or has nothing left."""
         if not continues:
             parent.check()
-            if (limit := parent.tab.left().used_up()) is not None:
+            limit = parent.tab.left().used_up()
+            if limit is not None:
                 raise nothing_left(limit)
         around = parent.tab.account.state.rules.limits
         limits = Budget(

@@ -211,7 +211,8 @@ async def let_in(
             decision=decision,
             verified=call_id in verified,
         )
-        if (refusal := await refusal_of(authorize, request)) is not None:
+        refusal = await refusal_of(authorize, request)
+        if refusal is not None:
             raise DecisionRefusedError(
                 f"{refusal} The call still waits.", call_id=call_id
             )
@@ -306,7 +307,8 @@ class _DecisionFacts:
         )
         call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
-        if (problem := self._problem(call, fact, decision, name)) is not None:
+        problem = self._problem(call, fact, decision, name)
+        if problem is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
         reviewed = await self._reviewed_decision(call, decision, votes)
@@ -434,7 +436,8 @@ class _DecisionFacts:
         if _is_late(fact, fact.at):
             late = "came too late: the question expired. Resume without it to let the model know."
             return f"The decision on {name} {late}"
-        if (problem := problem_of(decision)) is not None:
+        problem = problem_of(decision)
+        if problem is not None:
             return f"The decision on {name} cannot be taken: {problem}. The call still waits."
         return (
             self._unbound(call, decision, name)
@@ -762,7 +765,8 @@ class ResumeRequest:
             known = checks.get(run.path)
             if known is not None:
                 taking = _DecisionFacts(run.state, known, at)
-                if decided := await self._of_run(taking, calls, named):
+                decided = await self._of_run(taking, calls, named)
+                if decided:
                     made[run.path] = decided
             elif _is_to_be_decided(calls, named, at):
                 made[run.path] = ()
@@ -819,7 +823,8 @@ class ResumeRequest:
         at = taking.now
         decided: list[Fact | None] = []
         for path, call in calls.items():
-            if (name := named.get(path)) is None:
+            name = named.get(path)
+            if name is None:
                 continue
             try:
                 decided_at = self.decided_at.get(name, at)

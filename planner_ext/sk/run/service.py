@@ -83,7 +83,8 @@ class ServiceRequest:
         instance_of("store_final", self.store_final, bool)
         one_of("late", self.late, ("refuse", "allow"))
         for name, kind in (("arguments", KernelArguments), ("stop", StopHandle)):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 instance_of(name, value, kind)
 
 

@@ -192,7 +192,8 @@ class KernelFunctions:
         self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State
     ) -> Finished:
         """Run a function through the application's filters; see `planner_ext.engine.ports.Functions`."""
-        if (tab := current_tab()) is not None:
+        tab = current_tab()
+        if tab is not None:
             tab.around = self.as_parent
             tab.names_in = names_in
         function = self.tools.functions.get(checked.function)
@@ -361,7 +362,8 @@ class KernelFunctions:
         if TIME_PARAMETER in tool.injected:
             values = cast("dict[str, Any]", arguments)
             values.pop(TIME_PARAMETER, None)
-            if left := [limit for limit in (seconds, time_left()) if limit is not None]:
+            left = [limit for limit in (seconds, time_left()) if limit is not None]
+            if left:
                 # Without a limit the function gets its default, or None.
                 values[TIME_PARAMETER] = min(left)
         tab = current_tab()
@@ -401,7 +403,8 @@ class KernelFunctions:
             problem := conversion_problem(error, run.tool, run.checked.arguments)
         ) is not None:
             return failed(text=problem)
-        if (refusal := refusal_in(error)) is not None:
+        refusal = refusal_in(error)
+        if refusal is not None:
             return failed(
                 text=f"The function {name} could not do all of its work: {refusal}"
             )
