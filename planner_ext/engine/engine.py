@@ -426,18 +426,13 @@ class Engine:
     def _charge_failed(
         self, reason: str, failure: facts.Failure = "processed"
     ) -> facts.RequestFailed:
-        """Return the fact of a request without a reply.
-
-        A refused one is charged where no store waits for the endpoint: else nothing
-        would bound who resumes the run again and again.
-        """
-        is_free = failure == "unsent" or (failure == "refused" and self._calls.is_kept)
+        """Return the fact of a request without a reply."""
         iteration = self.state.iteration
         usage = Usage()
         under_way = self._under_way
         if under_way is not None:
             iteration = under_way.request.iteration
-            if not is_free:
+            if not facts.is_free(failure, kept=self._calls.is_kept):
                 usage = self._estimated(under_way.transcript, under_way.request)
         if self._shared is not None:
             self._shared.failed(usage)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ import pytest
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.exceptions.kernel_exceptions import KernelInvokeException
+from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, PlannerPlugin
+from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.core.facts import CallFinished, ModelReplied, RequestFailed
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, RunsClient
 from planner_ext.durable.options import is_final
@@ -171,7 +174,7 @@ async def test_a_run_waits_for_hours_and_then_fails(tmp_path: Path) -> None:
 async def test_a_run_inside_waits_for_its_endpoint(
     function: str, tmp_path: Path
 ) -> None:
-    """The model is not told that the function failed: its run waits with the one around it, and continues."""
+    """The model is not told that the function failed: the run around waits, and continues; no refusal is charged."""
     inner = "Look it up."
     outages = [BUSY] * 3
 
@@ -196,11 +199,48 @@ async def test_a_run_inside_waits_for_its_endpoint(
                 await asyncio.sleep(then.seconds or 0.0)
             stored = await runs.load("r")
     assert (stored.record.status, stored.record.retries) == ("answered", 0)
+    assert stored.record.iterations == 3
     assert [
         (fact.outcome, fact.result)
         for fact in stored.facts
         if isinstance(fact, CallFinished)
     ] == [("ok", "Found.")]
+
+
+class Persistent:
+    """A function that asks a model until it has an answer, or gives up."""
+
+    @kernel_function
+    async def ask(self, kernel: Kernel) -> str:
+        for _ in range(10):
+            with suppress(KernelInvokeException):
+                return str(await kernel.invoke_prompt("Look it up."))
+        return ""
+
+
+async def test_what_is_refused_to_a_functions_own_code_is_charged_to_no_limit(
+    tmp_path: Path,
+) -> None:
+    """However often it asks again: neither to the run, nor to a budget that it shares."""
+    refused = [ScriptedFault(status=401)] * 5
+
+    def answer(request: ScriptedRequest) -> ScriptedAnswer:
+        if "Look it up." in str(request.messages):
+            return refused.pop() if refused else say("Found.")
+        return [call("code-ask"), say("Done.")][turn(request)]
+
+    budgets = BudgetStore.memory()
+    shared = SharedBudget("all", store=budgets, max_iterations=4)
+    with ScriptedOpenAIServer(answer) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            open_runs(tmp_path / "runs.db") as runs,
+        ):
+            kernel.add_plugin(Persistent(), "code")
+            planner = planner_of(max_iterations=4, shared_budgets=[shared])
+            result = await (await runs.start(planner, kernel, GOAL)).result()
+    (used,) = await budgets.usage()
+    assert (result.status, result.iterations, used.iterations) == ("answered", 3, 3)
 
 
 @each_of("on_limit", ["answer", "stop"])

@@ -4,7 +4,7 @@ A prompt function, and one that takes ``kernel`` or ``service``, gets a view of 
 with charged services; an agent runs with a view of its own kernel.
 
 - Each request to a chat or text completion service is charged before it is sent, tokens
-  and cost after it. When only the request for the answer is left, it raises
+  and cost after it; one that `is_free`, as it failed, is charged nothing. When only the request for the answer is left, it raises
   `LimitReachedError`.
 - Each function that it calls passes the run's gate, and counts in ``max_tool_calls``.
   One that is denied, or would wait for a person, raises `NestedRunRefusedError`.
@@ -52,6 +52,7 @@ from planner_ext.approval.decisions import (
     approval_required,
 )
 from planner_ext.core.accounts import SharedBudgets, Tab
+from planner_ext.core.facts import is_free
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage, start_of, updated
 from planner_ext.engine.concurrency import contained
@@ -122,15 +123,19 @@ async def charged(
     )
     await payer.take_request(expected=meter.used(Usage(), sent, None, None))
 
+    replied = False
+
     def charge(reply: ChatMessageContent | None) -> None:
+        nonlocal replied
         if reply is not None:
+            replied = True
             usage = meter.used(usage_in(reply), sent, None, reply)
             payer.charge(replace(usage, iterations=read_iterations(reply.metadata) - 1))
 
     try:
         yield charge
-    except Exception:
-        payer.charge(Usage())
+    except Exception as error:
+        payer.charge(Usage() if replied else payer.charged_for(error))
         raise
     finally:
         payer.close()
@@ -168,9 +173,20 @@ class _Payer:
         if self.tab is not None:
             self.tab.charge(spent, instead_of=self)
 
+    def charged_for(self, error: Exception) -> Usage:
+        """Return what a request without a reply is charged, besides the one that was taken."""
+        from planner_ext.sk.chat.faults import failure_of  # noqa: PLC0415  (only where a request fails)
+
+        kept = self.tab is not None and self.tab.is_kept
+        return _NOT_MADE if is_free(failure_of(error), kept=kept) else Usage()
+
     def close(self) -> None:
         if self._shared is not None:
             self._shared.charge(self._spent + self._expected)
+
+
+_NOT_MADE = Usage() - Usage(iterations=1)
+"""Takes back the request that was taken."""
 
 
 async def _take_shared(
