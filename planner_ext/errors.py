@@ -29,7 +29,7 @@ PlannerExtError                              the root
 │   └── WorkerInUseError                     ... because a living worker has this name
 ├── UnknownRunError                          the store has no run of this name
 ├── RunConflictError                         the name belongs to another run, or the run is in use
-├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
+├── RunRefusedError                          this process lacks a guard or a nested run's function
 ├── ApprovalRefusedError                     the store cannot take this decision
 │   └── NotAuthorizedError                   ... or who asks may not do this (RunRefusedError)
 ├── InvalidForkError                         a run has no further request after this iteration

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, FunctionCallingStepwisePlannerResult
 from planner_ext.core.errors import RunRefusedError
@@ -183,3 +184,37 @@ async def test_the_guards_of_a_run_inside_are_guards_of_the_kept_run(
     async with Runs.sqlite(store) as runs:
         started = await runs.start(planner_of(), kernel, GOAL, run_id="order-7")
         assert (await started.result()).status == "answered"
+
+
+class Stranger:
+    """Has the name of a planner's function, and does something else."""
+
+    @kernel_function
+    async def reach_goal(self, goal: str) -> str:
+        raise AssertionError("another function has run")
+
+
+@pytest.mark.parametrize("moment", ["paused", "running"])
+async def test_a_run_inside_is_left_to_a_process_that_has_its_function(
+    moment: str, lives: Lives, tmp_path: Path
+) -> None:
+    """Without it the run is refused by name and no try is used up; the decision, or what had begun, stays."""
+    store = str(tmp_path / "runs.db")
+    if moment == "running":
+        lives.live(life, store, tmp_path, 0.0, PLANNER_EXT_CRASH_AT="mid_tool")
+    else:
+        async with Runs.sqlite(store) as runs:
+            started = await runs.start(
+                planner_of(), shop_of(tmp_path), GOAL, run_id="order-7"
+            )
+            await started.result()
+        await decide_all(store)
+    async with Runs.sqlite(store) as runs:
+        (before,) = await runs.list()
+        kernel = shop_of(tmp_path)
+        kernel.add_plugin(Stranger(), "outer")
+        with pytest.raises(RunRefusedError, match="outer-reach_goal is not here"):
+            await (await runs.resume("order-7", planner_of(), kernel)).result()
+        (after,) = await runs.list()
+    assert (after.status, after.retries, after.problem) == (before.status, 0, "")
+    assert (await see_through(store, tmp_path)).status == "answered"

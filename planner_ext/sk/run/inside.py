@@ -126,6 +126,10 @@ async def recovered(
     return await recover()
 
 
+class FunctionMissingError(DecisionRefusedError, RunRefusedError):
+    """A run waits in a function that this process lacks: a store leaves it to another process."""
+
+
 class RunsInside:
     """The contexts of a run, and of the runs in its open calls.
 
@@ -148,7 +152,7 @@ class RunsInside:
         """Return what decisions on the calls of one of these runs are checked with; None until that is known.
 
         Raises:
-            DecisionRefusedError: If a function around it is missing, or another one has
+            FunctionMissingError: If a function around it is missing, or another one has
                 its name.
         """
         context = self._context(run)
@@ -242,11 +246,10 @@ def _function_of(context: RunContext, state: State, index: int) -> KernelFunctio
     decided = call.decided_fact
     resolved = context.functions.check(call.request, decided.edited)
     if not (resolved.nested and is_as_decided(resolved, decided)):
-        raise DecisionRefusedError(
+        raise FunctionMissingError(
             f"The function {decided.function} is not here, or is no longer the one in which the call waits: its "
             "parameters changed, or another function has its name. Nothing ran, and the call still waits. Resume with "
-            "the kernel and the functions that the run began with.",
-            call_id=call.request.id,
+            "the kernel and the functions that the run began with."
         )
     return context.tools.functions[decided.function]
 
