@@ -63,6 +63,10 @@ async def asks(tool: ToolCall) -> Defer:
     return Defer()
 
 
+async def pays_wait(tool: ToolCall) -> Defer | None:
+    return Defer() if tool.function_name == "pay" else None
+
+
 def agent_at(
     served: Served, shop: Shop, name: str, **options: Any
 ) -> ChatCompletionAgent:
@@ -345,3 +349,62 @@ async def test_a_runtime_from_outside_hides_the_function_that_asks(
     assert "'Clerk' waits for a person to decide shop-pay" in result.final_answer
     assert "start its runtime in that function" in result.final_answer
     assert shop.paid == []
+
+
+class Staffed:
+    """A function whose orchestration runs outside, with agents that talk to the services of its own kernel."""
+
+    def __init__(
+        self, shop: Shop, runtime: InProcessRuntime, kind: Callable[..., Any]
+    ) -> None:
+        self.shop = shop
+        self.runtime = runtime
+        self.kind = kind
+
+    @effect("idempotent")
+    @kernel_function
+    async def work(self, kernel: Kernel) -> str:
+        service = kernel.get_service("desk")
+        clerk, writer = (
+            ChatCompletionAgent(
+                service=service,
+                name=name,
+                description=name,
+                instructions=f"I am {name}.",
+                plugins=[KernelPlugin.from_object("shop", self.shop)],
+            )
+            for name in ("Clerk", "Writer")
+        )
+        running = await self.kind(clerk, writer).invoke("Pay order 7.", self.runtime)
+        return str(await running.get(timeout=60))
+
+
+@pytest.mark.parametrize(
+    "orchestration", [sequential, concurrent, group_chat, handoff, magentic]
+)
+async def test_a_runtime_from_outside_knows_the_function_by_its_kernel(
+    orchestration: Callable[..., Any],
+) -> None:
+    """The run around waits, pays for every request, and goes on."""
+    shop = Shop()
+
+    def desk(request: ScriptedRequest) -> ScriptedReply:
+        if "I am Writer." in str(request.messages):
+            return say("Thanks.")
+        return pays_and_says("Clerk")(request)
+
+    def top(request: ScriptedRequest) -> ScriptedReply:
+        return say("Done.") if len(request.messages) > 1 else call("team-work")
+
+    served = ScriptedChatCompletion(desk, service_id="desk")
+    kernel = Kernel(services=[ScriptedChatCompletion(top, service_id="top"), served])
+    planner = planner_with("top", plan=False, interceptors=[pays_wait])
+    async with runtime() as one:
+        kernel.add_plugin(Staffed(shop, one, orchestration), "team")
+        paused = await planner.invoke(kernel, "Go.")
+        assert [one.path for one in paused.pending] == ["call_1/call_1"]
+        checkpoint = Checkpoint.from_json(paused.checkpoint.to_json())
+        decisions = {"call_1/call_1": Approve(by="ann")}
+        result = await planner.resume(kernel, checkpoint, decisions)
+    assert (result.status, shop.paid) == ("answered", [7])
+    assert result.iterations == 2 + len(served.requests)

@@ -4,8 +4,8 @@ A prompt function, and one that takes ``kernel`` or ``service``, gets a view of 
 with charged services; an agent runs with a view of its own kernel.
 
 - Each request to a chat or text completion service is charged before it is sent, tokens
-  and cost after it; one that `is_free`, as it failed, is charged nothing. When only the request for the answer is left, it raises
-  `LimitReachedError`.
+  and cost after it; what a failed one is not charged for, `is_free` says. When only the
+  request for the answer is left, it raises `LimitReachedError`.
 - Each function that it calls passes the run's gate, and counts in ``max_tool_calls``.
   One that is denied, or would wait for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.

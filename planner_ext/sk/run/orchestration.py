@@ -42,7 +42,8 @@ def raise_in_orchestration(
         f"The turn of the agent {agent!r} waits for a person to decide {names}; its orchestration has ended. Decide it "
         "with planner_ext.agent.resume_agent, an empty ChatHistoryAgentThread and this error's checkpoint, and begin "
         "the rest with the answer. To hold a call in place instead, give the service an approver; if a function of a "
-        "run asks the orchestration, start its runtime in that function, and that run waits."
+        "run asks the orchestration, start its runtime in that function, or give its agents the services of the kernel "
+        "that the function takes, and that run waits."
     )
     error.agent = agent
     error.pending = tuple(pending)
