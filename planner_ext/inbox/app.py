@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import unquote, urlencode
 
 from markupsafe import Markup
 from starlette.applications import Starlette
@@ -60,8 +60,6 @@ from planner_ext.inbox.security import (
     redirect,
     typed_in,
 )
-from planner_ext.readable.html import html_of, templates_of
-from planner_ext.readable.text import exact, visible, visible_line
 from planner_ext.timeline import Timeline, fragment_of
 
 logger = logging.getLogger(__name__)
@@ -76,7 +74,6 @@ _LONG_PAGE = 200
 """Entries of a page of equal calls: there is one call to read."""
 _MOST_ASKED = 500
 """The oldest calls about which the hook is asked whether a visitor may decide them."""
-_TYPED_OF_RUN = ("action", "at", "text", "reason", *LIMITS)
 _LONG_RUN = 300
 """The most calls of a run whose page has all details."""
 _MOST_RUNS = 1_000
@@ -203,15 +200,7 @@ class _Inbox:
         self._kept: dict[str, tuple[str, object]] = {}
         self._rows_state = "", 0.0
         self.live = Live(self._marks)
-        self._templates = templates_of("planner_ext.inbox")
-        self._templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
-            "exact": exact,
-            "line": visible_line,
-            "moment": views.moment_of,
-            "parts": html_of,
-            "quoted": quote,
-            "run_href": views.run_href,
-        }
+        self._templates = views.environment()
 
     def routes(self) -> list[Route]:
         """List the routes; all but sign-in and static files need a signed-in visitor."""
@@ -424,11 +413,10 @@ class _Inbox:
             "waiting",
             part=part,
             paging=paging,
-            filters={name: chosen.get(name, "") for name in _CALL_FILTERS},
-            chosen=chosen,
+            filters=chosen,
             query=_query_of(request),
             mark=marks.waiting,
-            held=views.hold_text(marks.hold, time.time()),
+            held=views.hold_text(marks.hold),
         )
 
     async def _part(self, request: Request, mark: str, offset: int) -> "_Part":
@@ -466,7 +454,8 @@ class _Inbox:
         equal = await approvals.equal_calls()
         text = self._templates.get_template("rows.html.jinja").render(
             root=f"{root}/",
-            calls=[views.waiting_of(call, now, equal) for call in calls],
+            calls=calls,
+            equal=equal,
             query=_query_of(request),
             all=request.query_params.get("select") == "all",
         )
@@ -526,10 +515,7 @@ class _Inbox:
             try:
                 call = await approvals.show(id)
                 _check_shown(call, fingerprint)
-                if (
-                    kind == "approve"
-                    and not views.waiting_of(call, time.time()).selectable
-                ):
+                if kind == "approve" and not views.is_selectable(call):
                     raise ApprovalRefusedError(
                         "This one is decided on its own page: open it."
                     )
@@ -541,7 +527,7 @@ class _Inbox:
                 taken = False
                 text = str(error)
             outcomes.append(
-                views.outcome_of(id, href=approval_path(id), taken=taken, text=text)
+                views.Outcome(id=id, href=approval_path(id), taken=taken, text=text)
             )
         key = self._keep(by, ("call", _PAST[kind], outcomes))
         return redirect(request, f"outcomes/{key}{_query_of(request)}")
@@ -579,15 +565,14 @@ class _Inbox:
             total = await approvals.count_decisions(run_id, **filters)
         except ValueError:
             problem = _NO_DATE
-        now = time.time()
         return self._page(
             request,
             "decisions",
-            calls=[views.decision_of(call, now) for call in calls],
+            calls=calls,
             paging=views.paging_of(
                 request, size=PAGE, offset=offset, shown=len(calls), total=total
             ),
-            filters={name: chosen.get(name, "") for name in _DECISION_FILTERS},
+            filters=chosen,
             problem=problem,
             exported=urlencode(chosen),
         )
@@ -650,10 +635,17 @@ class _Inbox:
             timeline = await asyncio.to_thread(stored.timeline)
         except PlannerExtError as error:  # the call may still be decided: the decision binds to its fingerprint
             unreadable = str(error)
-        page = views.approval_page(
-            call,
-            timeline,
-            time.time(),
+        now = datetime.now(UTC)
+        expired = call.expires_at is not None and call.expires_at <= now
+        is_open = call.status == "open"
+        return self._page(
+            request,
+            "approval",
+            status=status,
+            call=call,
+            timeline=timeline,
+            standing="expired" if is_open and expired else call.status,
+            is_open=is_open and not expired,
             who=views.who_decides(
                 call,
                 why_not=await approvals.why_not(call, by=by),
@@ -665,15 +657,9 @@ class _Inbox:
             fields=fields,
             edited=edited,
             problem=problem,
-            typed=typed,
-        )
-        return self._page(
-            request,
-            "approval",
-            status=status,
-            page=page,
+            typed=typed or {},
             mark=marks.waiting,
-            held=views.hold_text(marks.hold, time.time()),
+            held=views.hold_text(marks.hold),
         )
 
     async def _decide(self, request: Request) -> Response:
@@ -740,7 +726,7 @@ class _Inbox:
 
     async def _show_grants(self, request: Request) -> Response:
         found = await (await self._approvals()).grants()
-        return self._page(request, "grants", grants=found, now=time.time())
+        return self._page(request, "grants", grants=found)
 
     async def _revoke(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
@@ -791,31 +777,33 @@ class _Inbox:
             paging=views.paging_of(
                 request, size=PAGE, offset=offset, shown=len(records), total=total
             ),
-            statuses=STATUSES,
+            statuses=[("", "any"), *((one, one.replace("_", " ")) for one in STATUSES)],
             chosen=statuses,
-            filters={name: chosen.get(name, "") for name in _RUN_FILTERS},
+            filters=chosen,
             problem=problem,
             mark=marks.runs,
-            held=views.hold_text(marks.hold, now),
+            held=views.hold_text(marks.hold),
             query=request.url.query,
         )
 
     async def _act(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
         run_id = request.path_params["id"]
-        action = ACTIONS.get(request.path_params["action"])
+        name = request.path_params["action"]
+        action = ACTIONS.get(name)
         if action is None:
             return await self._show_no_page(request)
         by = _visitor_in(request).name
+        typed = {**form, "action": name}
         try:
             done = await action.act(await self._acting(), run_id, form, by)
         except UnknownRunError:
             raise
         except PlannerExtError as error:
-            return await self._show_run(request, status=409, problem=error, typed=form)
+            return await self._show_run(request, status=409, problem=error, typed=typed)
         if not done:
             return await self._show_run(
-                request, status=409, problem=action.unchanged, typed=form
+                request, status=409, problem=action.unchanged, typed=typed
             )
         return redirect(
             request, views.run_href(done if isinstance(done, str) else run_id)
@@ -842,8 +830,8 @@ class _Inbox:
                 taken = False
                 text = str(error)
             outcomes.append(
-                views.outcome_of(
-                    run_id, href=views.run_href(run_id), taken=taken, text=text
+                views.Outcome(
+                    id=run_id, href=views.run_href(run_id), taken=taken, text=text
                 )
             )
         key = self._keep(by, ("run", action.done, outcomes))
@@ -855,7 +843,7 @@ class _Inbox:
         *,
         status: int = 200,
         problem: object = "",
-        typed: Form | None = None,
+        typed: Mapping[str, str] | None = None,
     ) -> Response:
         runs = await self._runs()
         stored = await runs.load(request.path_params["id"])
@@ -874,7 +862,7 @@ class _Inbox:
         offered = [
             name
             for name, action in ACTIONS.items()
-            if not action.statuses or record.status in action.statuses
+            if record.status in (action.statuses or STATUSES)
         ]
         return self._page(
             request,
@@ -882,13 +870,16 @@ class _Inbox:
             status=status,
             offered=offered,
             labels=LIMITS,
-            problem=visible(str(problem)),
-            typed={name: (typed or {}).get(name, "") for name in _TYPED_OF_RUN},
+            problem=str(problem),
+            typed=typed or {},
             run=record,
             now=now,
-            iterations=[one.number for one in iterations],
+            iterations=[
+                (str(one.number), "the plan" if one.number < 0 else str(one.number))
+                for one in iterations
+            ],
             is_part=bool(chosen),
-            calls=[views.waiting_of(call, now) for call in calls],
+            calls=calls,
             timeline=Markup(drawn),  # noqa: S704  (escaped by its own templates)
             mark=(await self._marks()).runs,
         )
@@ -915,7 +906,7 @@ class _Inbox:
             "problem",
             status=status,
             title=title,
-            problem=visible(str(problem)),
+            problem=str(problem),
         )
 
     def _page(
@@ -923,11 +914,9 @@ class _Inbox:
     ) -> Response:
         """Render a page; every template gets the application's path and the visitor."""
         root = request.scope.get("root_path", "")
-        visitor = request.scope.get(_VISITOR)
         text = self._templates.get_template(f"{template}.html.jinja").render(
             root=f"{root}/",
-            visitor=visitor,
-            shown_name=exact(visitor.name) if visitor is not None else "",
+            visitor=request.scope.get(_VISITOR),
             can_sign_out=self.sessions.token is not None,
             **values,
         )
