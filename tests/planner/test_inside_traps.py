@@ -135,7 +135,8 @@ class Slow:
 async def test_a_sibling_in_flight_ends_and_is_not_called_again() -> None:
     """Its result stays in the batch, whichever ends first.
 
-    Restates test_nested_graph_interrupts_parallel of langchain-ai/langgraph.
+    Restates test_nested_graph_interrupts_parallel in
+    libs/langgraph/tests/test_pregel.py of langchain-ai/langgraph.
     """
     world = World(once(calls(CLERK, call("slow-work"))))
     slow = Slow()
@@ -246,8 +247,8 @@ async def test_a_worker_that_leaves_does_so_at_the_boundary_of_a_run_inside(
 async def test_a_denial_inside_is_read_by_the_model_that_called() -> None:
     """The run inside goes on to its end, and the one around has its answer.
 
-    Restates test_agent_as_tool_rejected_nested_approval_resumes_run of
-    openai/openai-agents-python.
+    Restates test_agent_as_tool_rejected_nested_approval_resumes_run in
+    tests/test_agent_as_tool.py of openai/openai-agents-python.
     """
     world = World(once(CLERK))
     paused = await world.planner.invoke(world.kernel, "Go.")
@@ -261,8 +262,8 @@ async def test_a_denial_inside_is_read_by_the_model_that_called() -> None:
 async def test_runs_with_equal_call_ids_have_decisions_of_their_own() -> None:
     """Decided in the other order, each run pays or not as was said of it.
 
-    Restates pull request 5123 of openai/openai-agents-python: a fresh run reused what
-    waited in another one.
+    Restates test_agent_tool_run_result_keeps_same_call_isolated_by_scope in
+    tests/test_agent_tool_state.py of openai/openai-agents-python.
     """
     world = World(once(CLERK))
     world.kernel.remove_service("clerk")
@@ -286,8 +287,10 @@ async def test_each_level_ends_once_after_a_decision_two_runs_deep(
 ) -> None:
     """After its saved state is read, an approved call neither waits again nor is passed over.
 
-    Restates pull requests 4414 and 2500 of openai/openai-agents-python, and
-    test_doubly_nested_graph_interrupts of langchain-ai/langgraph.
+    Restates test_nested_agent_tool_hitl_resume_survives_json_round_trip_after_gc in
+    tests/test_run_state.py of openai/openai-agents-python, and
+    test_doubly_nested_graph_interrupts in libs/langgraph/tests/test_pregel.py of
+    langchain-ai/langgraph.
     """
     world = World(once(call("expert-reach_goal", {"goal": "Look deep."})))
     paused = await invoke(world.planner, world.kernel, "Go.", streamed=streamed)
@@ -302,8 +305,8 @@ async def test_each_level_ends_once_after_a_decision_two_runs_deep(
 async def test_a_run_inside_that_waits_twice_is_not_begun_twice() -> None:
     """Each resume goes on behind what has run, in the run inside and in the one around.
 
-    Restates the test of langchain-ai/langgraph in which a parent and its subgraph count
-    how often they run while the subgraph is resumed twice.
+    Restates test_double_interrupt_subgraph in libs/langgraph/tests/test_pregel.py of
+    langchain-ai/langgraph.
     """
 
     def in_turn(request: ScriptedRequest) -> Any:
@@ -331,7 +334,8 @@ async def test_a_run_inside_that_waits_twice_is_not_begun_twice() -> None:
 async def test_two_processes_that_read_one_saved_state_do_not_meet() -> None:
     """Each goes on from the state as it was saved, and changes nothing of the other's.
 
-    Restates pull request 2501 of openai/openai-agents-python.
+    Restates test_agent_as_tool_preserves_scope_for_nested_tool_context in
+    tests/test_agent_as_tool.py of openai/openai-agents-python.
     """
     world = World(once(TWO))
     paused = await world.planner.invoke(world.kernel, "Go.")

@@ -109,6 +109,15 @@ class World:
     def new_planner(self) -> FunctionCallingStepwisePlanner:
         return planner_with("top", plan=False, **self.options)
 
+    def scripted(self, name: str, script: Script) -> ScriptedChatCompletion:
+        """Put another model behind a service's name."""
+        if name in self.kernel.services:
+            self.kernel.remove_service(name)
+        service = ScriptedChatCompletion(script, service_id=name)
+        self.kernel.add_service(service)
+        self.services[name] = service
+        return service
+
     @property
     def sent(self) -> int:
         return sum(len(service.requests) for service in self.services.values())
