@@ -114,8 +114,9 @@ class WorkerOptions(TypedDict, total=False):
         lease_seconds: How long this worker may be frozen or cut off; after that others
             take its runs, and it stops.
         max_deaths: How often a run may end its worker's process in a call, without a
-            new result, before it is quarantined. For one that was in a request it is
-            the square of this number: most deaths there are another run's fault.
+            new result, before it is quarantined. For one that was in a request, or in
+            a call beside those of others, it is the square of this number: most of
+            these deaths are not its fault.
         grace_seconds: How long calls and requests in flight may take when the block is
             left; 0 interrupts them. Default 25: Kubernetes kills after 30.
         clock: The time source; None uses the machine's clock.

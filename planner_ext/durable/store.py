@@ -183,6 +183,7 @@ _COUNT = """
     WHERE run_id = :run_id AND owner = :owner
 """
 _PAUSED = '%"type":"Paused"%'
+_STARTED = '%"type":"CallStarted"%'
 _WAITING_MARK = (
     "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT), "
     "COALESCE(SUM(LENGTH(votes)), 0)"
@@ -759,6 +760,18 @@ class JournalStore:
                 (_COUNT, {**values, "deaths": counts[0], "progress": counts[1]})
             )
         return bool((await self.database.transact(*steps))[0])
+
+    async def others_in_calls(self, owner: str, run_id: str) -> bool:
+        """Whether the journal of an owner's run, other than this one, ends with the start of a call."""
+        statement = """
+            SELECT EXISTS (
+                SELECT 1 FROM planner_runs WHERE owner = :owner AND run_id <> :run_id AND (
+                    SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id ORDER BY seq DESC LIMIT 1
+                ) LIKE :started
+            )
+        """
+        rows = await self._rows(statement, owner=owner, run_id=run_id, started=_STARTED)
+        return bool(rows[0][0])
 
     async def release(self, run_id: str, owner: str) -> None:
         """Clear a run's owner, if it is still this one."""

@@ -17,8 +17,11 @@ and a cancellation of a running call that the pool did not ask for. After
 ``max_deaths`` the run is quarantined, also if its functions may run again. A new reply,
 the start of a call, or a result resets the numbers of faults and deaths.
 
-A run whose call was in flight at a death is driven alone, so that it does not take a
-call of another run with it. One that was in a request is not, and has a higher limit.
+A death with one call in flight points at that call's run, which is driven alone from
+then on, so that it does not take a call of another run with it. Where several runs were
+in a call, or this one was in a request, the death points at none: they continue
+together, with a higher limit. After ``max_deaths`` of these in a call, a run is driven
+alone, too: so only a death of its own sets it aside.
 """
 
 import asyncio
@@ -80,7 +83,7 @@ from planner_ext.durable.records import (
     read_approval,
     read_decision,
 )
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.durable.writer import Claim, JournalWriter, say_to
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import contained_task, end_tasks, streams
@@ -425,6 +428,8 @@ class Claims:
     retry: RetryPolicy
     outages: Outages
     max_deaths: int
+    _crowded: set[str] = field(default_factory=set[str])
+    """The dead owners of which several runs were in a call: fewer with each that is taken."""
 
     async def take_free(
         self, limit: int, *, expired: int | None, skip: Collection[str]
@@ -440,7 +445,7 @@ class Claims:
         now = self.clock.now()
         me = self.workers.worker_id
         look = await self.store.look(now, me, skip=skip)
-        dead = self.workers.dead_among(look.owners)
+        dead = self._dead_among(look.owners)
         claim = partial(self.store.claim_free, now, me, skip=skip)
         runs = await claim(limit=limit) if look.has_free and limit else []
         rest = limit - len(runs) if expired is None else expired
@@ -456,7 +461,12 @@ class Claims:
 
     async def dead(self) -> set[str]:
         """Return the owners of runs that died."""
-        return self.workers.dead_among(await self.store.owners(self.workers.worker_id))
+        return self._dead_among(await self.store.owners(self.workers.worker_id))
+
+    def _dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
+        dead = self.workers.dead_among(owners)
+        self._crowded.intersection_update(dead)
+        return dead
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
         """Whether another worker, which lives, owns a run."""
@@ -478,13 +488,15 @@ class Claims:
         progress, calls, _ = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
-        # a death in a request says little: after a kill all runs of a worker would be driven one by one
-        alone = deaths > 0 and calls != ""
+        points_here = calls != "" and not await self._died_in_a_crowd(record)
+        alone = deaths > 0 and (
+            points_here or (calls != "" and deaths >= self.max_deaths)
+        )
         examined = Examined(
             record=record,
             deaths=deaths,
             progress=progress,
-            most=self._most_deaths(calls),
+            most=self._most_deaths(points_here),
             alone=alone,
             beat=beat,
         )
@@ -494,6 +506,17 @@ class Claims:
             await self._park_suspect(examined)
             return None
         return examined
+
+    async def _died_in_a_crowd(self, record: RunRecord) -> bool:
+        """Whether other runs of a run's dead owner were in a call, too."""
+        owner = record.owner
+        if owner is None:
+            return False
+        if owner not in self._crowded and await self.store.others_in_calls(
+            owner, record.run_id
+        ):
+            self._crowded.add(owner)
+        return owner in self._crowded
 
     async def _park_suspect(self, examined: Examined) -> None:
         """Put back a run that recorded nothing between deaths, for a random time that grows with their number.
@@ -568,7 +591,7 @@ class Claims:
             record=record,
             deaths=deaths + 1,
             progress=progress,
-            most=self._most_deaths(calls),
+            most=self._most_deaths(calls != ""),
         )
         if await self._quarantined(examined, calls):
             return
@@ -580,9 +603,9 @@ class Claims:
                 f"death {examined.deaths} of {examined.most}: {escaped(problem)}",
             )
 
-    def _most_deaths(self, calls: str) -> int:
-        """Return the deaths that quarantine a run; in a request most are another run's fault."""
-        return self.max_deaths if calls else self.max_deaths**2
+    def _most_deaths(self, points_here: bool) -> int:
+        """Return the deaths that quarantine a run; most that point at none are another run's fault."""
+        return self.max_deaths if points_here else self.max_deaths**2
 
     async def _quarantined(self, examined: Examined, calls: str) -> bool:
         """Quarantine a run after too many deaths; return whether there were."""

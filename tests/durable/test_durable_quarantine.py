@@ -1,6 +1,7 @@
 """A run that ends its worker's process again and again is set aside, and does no harm to the runs beside it."""
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -292,6 +293,100 @@ async def test_a_quarantined_run_is_driven_by_none_and_can_be_resumed(
         (record,) = await runs.list()
         assert (record.deaths, record.problem) == (0, "")
     assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+class Crowd:
+    """A function that may run again, and returns once several calls of it run at once.
+
+    Args:
+        effects: The file that gets a line of each call.
+        size: How many.
+    """
+
+    def __init__(self, effects: Path, size: float) -> None:
+        self._effects = effects
+        self._size = size
+        self._calls = 0
+        self._full = asyncio.Event()
+
+    @effect("idempotent")
+    @kernel_function(description="Waits for the others.")
+    async def wait(self) -> str:
+        with self._effects.open("a") as file:
+            file.write("wait\n")
+        self._calls += 1
+        if self._calls >= self._size:
+            self._full.set()
+        await self._full.wait()
+        return "done"
+
+
+def crowd(effects: Path, size: float) -> tuple[Any, Kernel]:
+    """Make a planner and a kernel with one call a run."""
+
+    def script(request: ScriptedRequest) -> ScriptedReply:
+        return [call("shop-wait", id="wait"), say("Done.")][turn(request)]
+
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(script))
+    kernel.add_plugin(Crowd(effects, size), "shop")
+    return planner_of(), kernel
+
+
+def crowded_life(store: str, effects: Path) -> None:
+    """Drive due runs, whose calls never return."""
+
+    async def work() -> None:
+        async with open_runs(store, poll_seconds=0.02) as runs:
+            await runs.work(*crowd(effects, math.inf))
+
+    asyncio.run(work())
+
+
+async def killed_in_calls(lives: Lives, store: str, folder: Path, kills: int) -> None:
+    """Kill the worker of three runs so often while all of them are in a call."""
+    effects = folder / "effects"
+    async with opened_store(store) as opened, asyncio.timeout(LIMIT_SECONDS):
+        for number in range(3):
+            assert await opened.create(f"r{number}", GOAL, owner=None, at=1.0)
+        for kill in range(kills):
+            process = lives.begin(crowded_life, store, effects)
+            while len(effects_in(effects)) < 3 * (kill + 1):  # noqa: ASYNC110  (only a file tells)
+                await asyncio.sleep(0.02)
+            process.kill()
+            process.join()
+
+
+async def answered_again(store: str, app: tuple[Any, Kernel], **options: Any) -> int:
+    """Let a worker answer the three runs; return the deaths of each."""
+    async with (
+        open_runs(store, poll_seconds=0.02, **options) as runs,
+        asyncio.timeout(LIMIT_SECONDS / 4),
+    ):
+        work = asyncio.create_task(runs.work(*app))
+        while await runs.count(status="answered") < 3:  # noqa: ASYNC110  (the worker has no handle)
+            await asyncio.sleep(0.02)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        (deaths,) = {record.deaths for record in await runs.list()}
+        return deaths
+
+
+async def test_runs_that_were_in_calls_together_continue_together(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """Two kills of their worker say nothing of any of them: none waits until the others have ended."""
+    await killed_in_calls(lives, store, tmp_path, 2)
+    assert await answered_again(store, crowd(tmp_path / "effects", 3)) == 2
+
+
+async def test_a_death_of_several_sets_none_of_them_aside(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """As often as would set one of them aside: each is driven alone then, and shows that it is innocent."""
+    await killed_in_calls(lives, store, tmp_path, 2)
+    app = crowd(tmp_path / "effects", 1)
+    assert await answered_again(store, app, max_deaths=2) == 2
 
 
 async def died_in_requests(store: str, deaths: int, *names: str) -> None:
