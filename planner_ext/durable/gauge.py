@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
-from planner_ext.durable.database import Database, Row, Step
+from planner_ext.durable.database import Database, Row
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.listing import OPEN, STATUSES
-from planner_ext.durable.store import DUE
+from planner_ext.durable.store import due_runs, times
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _STATEMENTS = (
     f"SELECT COUNT(*), MIN(asked_at) FROM planner_approvals WHERE {OPEN}",
     f"""
     SELECT COUNT(*), MIN({_DUE_SINCE}) FROM planner_runs
-    WHERE run_id IN (SELECT run_id FROM ({DUE.format(which="owner IS NULL")}) AS due)
+    WHERE run_id IN (SELECT run_id FROM ({due_runs("owner IS NULL")}) AS due)
     """,
     "SELECT status, COUNT(*) FROM planner_runs GROUP BY status",
     "SELECT COUNT(wake_at), COUNT(outage_at), MIN(outage_at) FROM planner_runs WHERE status = 'running'",
@@ -123,7 +123,8 @@ class _Store:
 
     def _read(self) -> _Readings:
         now = self._now()
-        steps: list[Step] = [(one, {"now": now}) for one in _STATEMENTS]
+        store_now = self._database.now
+        steps = [(one.format(now=store_now), times(now)) for one in _STATEMENTS]
         with self._database.connection(timeout=_READ_SECONDS) as execute:
             waiting, due, runs, trying, notices, held, budgets = (
                 [tuple[Any, ...](row) for row in execute(*step)] for step in steps

@@ -4,6 +4,7 @@
 
 import json
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -91,17 +92,38 @@ _CONTINUES = """
 """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a
 date."""
-_RUN_AND_DUE = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
-_BEGUN = """
-    SELECT run_id, created_at FROM planner_runs
-    WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now) AND {which}
-    UNION ALL SELECT run_id, created_at FROM planner_runs
-    WHERE status = 'paused' AND {which} AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+_STORE_NOW = "{now} + CAST(:ahead AS DOUBLE PRECISION)"
+"""The time by which retries and earliest starts are due: the store's, as the clocks of
+workers differ. ``:ahead`` is how far a clock that an application gave is ahead of its
+machine's."""
+_RUN_AND_DUE = f"""
+    SELECT {", ".join(RUN_COLUMNS)}, {_CONTINUES},
+        wake_at - CASE WHEN status = 'paused' THEN CAST(:now AS DOUBLE PRECISION) ELSE {_STORE_NOW} END
+    FROM planner_runs WHERE run_id = :run_id
 """
-_EXPIRED = "SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now AND {which}"
-DUE = f"{_BEGUN} UNION ALL {_EXPIRED}"
-"""The due runs of those that a condition chooses: those that somebody waits for, and
-those in which a question has expired."""
+
+
+def _begun(which: str) -> str:
+    """Select the due runs that somebody waits for, of those that a condition chooses."""
+    return f"""
+        SELECT run_id, created_at FROM planner_runs
+        WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= (SELECT {_STORE_NOW})) AND {which}
+        UNION ALL SELECT run_id, created_at FROM planner_runs
+        WHERE status = 'paused' AND {which}
+              AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+    """
+
+
+def _expired(which: str) -> str:
+    """Select the runs in which a question has expired, of those that a condition chooses."""
+    return f"SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now AND {which}"
+
+
+def due_runs(which: str) -> str:
+    """Select all due runs of those that a condition chooses; ``{now}`` is left for the database's time."""
+    return f"{_begun(which)} UNION ALL {_expired(which)}"
+
+
 _ORDER = """
     ORDER BY CASE WHEN status = 'paused' AND wake_at <= :now THEN 1 ELSE 0 END, priority DESC, created_at, run_id
 """
@@ -115,11 +137,7 @@ _LISTED = "REPLACE(CAST(:{names} AS TEXT), '\n' || {column} || '\n', '') <> CAST
 _FREE = f"owner IS NULL AND deaths = 0 AND NOT {_LISTED.format(names='skip', column='run_id')}"
 _DEAD = _LISTED.format(names="dead", column="owner")
 _LOOK = f"""
-    SELECT EXISTS ({_BEGUN.format(which=_FREE)}), EXISTS ({_EXPIRED.format(which=_FREE)}),
-        EXISTS ({DUE.format(which="owner IS NULL AND deaths > 0")})
-"""
-_DUE_PAGE = f"""
-    {_RUN} WHERE run_id IN (SELECT run_id FROM ({DUE}) AS due) {_ORDER} LIMIT :limit OFFSET :offset
+    SELECT EXISTS ({_begun(_FREE)}), EXISTS ({_expired(_FREE)}), EXISTS ({due_runs("owner IS NULL AND deaths > 0")})
 """
 _UNTOLD = "COALESCE(told_at, 0) <= {now} - :again_after"
 _TELL = f"""
@@ -128,25 +146,30 @@ _TELL = f"""
         WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND {_UNTOLD} {{skip_locked}}
     ) RETURNING run_id
 """
-_CLAIM = f"""
-    WITH free AS MATERIALIZED (
-        SELECT run_id FROM planner_runs
-        WHERE NOT {_HELD} AND {_FREE}
-              AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= :now)
-              AND run_id IN (SELECT run_id FROM ({{due}}) AS due)
-        ORDER BY {{order}} LIMIT :limit {{skip_locked}}
-    )
-    UPDATE planner_runs
-    SET owner = :me, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
-    WHERE run_id IN (SELECT run_id FROM free) RETURNING {", ".join(RUN_COLUMNS)}
-"""
-"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row
-that changed meanwhile."""
-_CLAIM_BEGUN = {
-    "due": _BEGUN.format(which=_FREE),
-    "order": "priority DESC, created_at, run_id",
-}
-_CLAIM_EXPIRED = {"due": _EXPIRED.format(which=_FREE), "order": "wake_at, run_id"}
+
+
+def _claim_of(due: str, order: str) -> str:
+    """Own the first due runs of an order.
+
+    The conditions are repeated: PostgreSQL checks only the outer ones again on a row
+    that changed meanwhile.
+    """
+    return f"""
+        WITH free AS MATERIALIZED (
+            SELECT run_id FROM planner_runs
+            WHERE NOT {_HELD} AND {_FREE}
+                  AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= {_STORE_NOW})
+                  AND run_id IN (SELECT run_id FROM ({due}) AS due)
+            ORDER BY {order} LIMIT :limit {{skip_locked}}
+        )
+        UPDATE planner_runs
+        SET owner = :me, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
+        WHERE run_id IN (SELECT run_id FROM free) RETURNING {", ".join(RUN_COLUMNS)}
+    """
+
+
+_CLAIM_BEGUN = _claim_of(_begun(_FREE), "priority DESC, created_at, run_id")
+_CLAIM_EXPIRED = _claim_of(_expired(_FREE), "wake_at, run_id")
 _OWNERS = """
     SELECT owner, {is_locked}, seen_at, lease_seconds
     FROM (SELECT owner FROM planner_runs WHERE owner IS NOT NULL UNION SELECT CAST(:me AS TEXT)) AS owners
@@ -274,6 +297,11 @@ class Opening(AbstractAsyncContextManager[T]):
         raise StoreError(
             f"The store was not opened before .{name}. Write: async with {self._name}(...) as opened."
         )
+
+
+def times(now: float) -> dict[str, Value]:
+    """Return the values of ``:now``, a process's time, and of ``:ahead`` beside the store's."""
+    return {"now": now, "ahead": now - time.time()}
 
 
 def opens(function: Callable[P, AsyncGenerator[T]]) -> Callable[P, Opening[T]]:
@@ -508,13 +536,16 @@ class JournalStore:
 
     async def record_and_due(
         self, run_id: str, *, now: float
-    ) -> tuple[RunRecord, bool, bool]:
-        """Read a run's row, whether it `continues`, and whether all runs are held."""
+    ) -> tuple[RunRecord, bool, bool, float | None]:
+        """Read a run's row, whether it `continues`, whether all runs are held, and the seconds until ``wake_at``."""
+        statement = _RUN_AND_DUE.format(now=self.database.now)
         rows, held = await self.database.transact(
-            (_RUN_AND_DUE, {"run_id": run_id, "now": now}), (f"SELECT {_HELD}", {})
+            (statement, {**times(now), "run_id": run_id}), (f"SELECT {_HELD}", {})
         )
-        record = _read_run(run_id, [row[:-1] for row in rows])
-        return record, bool(rows[0][-1]), bool(held[0][0])
+        record = _read_run(run_id, [row[:-2] for row in rows])
+        continues, seconds = rows[0][-2:]
+        late = None if seconds is None else max(0.0, float(seconds))
+        return record, bool(continues), bool(held[0][0]), late
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
         """Read a run's facts after the first ``seen``."""
@@ -615,9 +646,10 @@ class JournalStore:
 
     async def look(self, now: float, me: str, *, skip: Collection[str]) -> Look:
         """Look for due runs without an owner, and for the owners."""
-        values: dict[str, Value] = {"now": now, "skip": _listed(skip)}
+        values = {**times(now), "skip": _listed(skip)}
+        look = _LOOK.format(now=self.database.now)
         found, owners = await self.database.transact(
-            (_LOOK, values), (self._owners(), {"me": me})
+            (look, values), (self._owners(), {"me": me})
         )
         has_free, has_expired, has_died = found[0]
         return Look(
@@ -645,10 +677,11 @@ class JournalStore:
         Either those in which a question has ``expired``, or the others. A damaged row
         is left out, and gets the owner, so that it is not claimed again.
         """
-        which = _CLAIM_EXPIRED if expired else _CLAIM_BEGUN
-        statement = _CLAIM.format(skip_locked=self.database.skip_locked, **which)
+        claim = _CLAIM_EXPIRED if expired else _CLAIM_BEGUN
+        database = self.database
+        statement = claim.format(now=database.now, skip_locked=database.skip_locked)
         rows = await self._rows(
-            statement, now=now, me=me, skip=_listed(skip), limit=limit
+            statement, **times(now), me=me, skip=_listed(skip), limit=limit
         )
         return [record.run_id for record in _read_runs(rows)]
 
@@ -676,10 +709,11 @@ class JournalStore:
         """
         which = f"(owner IS NULL AND deaths > 0 OR {_DEAD})"
         if again_after is not None:
-            which = f"(owner IS NULL OR {_DEAD}) AND {_UNTOLD.format(now=self.database.now)}"
-        statement = _DUE_PAGE.format(which=which)
+            which = f"(owner IS NULL OR {_DEAD}) AND {_UNTOLD}"
+        due = due_runs(which).format(now=self.database.now)
+        statement = f"{_RUN} WHERE run_id IN (SELECT run_id FROM ({due}) AS due) {_ORDER} LIMIT :limit OFFSET :offset"
         values: dict[str, Value] = {
-            "now": now,
+            **times(now),
             "dead": _listed(dead),
             "again_after": again_after,
         }
@@ -798,25 +832,42 @@ class JournalStore:
         status: str,
         problem: str,
         at: float,
+        delay: float | None = None,
         beat: float | None = None,
         outage_at: float | None = None,
         **values: Value,
     ) -> bool:
-        """Release an unfinished run until its retry or resumption; False if its owner changed, as `claim` does."""
+        """Release an unfinished run until its retry or resumption; False if its owner changed, as `claim` does.
+
+        Args:
+            run_id: Its name.
+            seen: As in `claim`.
+            status: Its new status.
+            problem: Why.
+            at: Seconds since the epoch, by this process's clock.
+            delay: Seconds until it is due, by the store's clock.
+            beat: As in `claim`.
+            outage_at: Since when its endpoint is out.
+            values: Of further columns.
+        """
+        store_now = _STORE_NOW.format(now=self.database.now)
+        due = f"{store_now} + CAST(:delay AS DOUBLE PRECISION)"
         statement = f"""
             UPDATE planner_runs
-            SET owner = NULL, status = :status, wake_at = :wake_at, problem = :problem, retries = :retries,
+            SET owner = NULL, status = :status, wake_at = {due}, problem = :problem, retries = :retries,
                 deaths = :deaths, progress = :progress, outage_at = :outage_at, updated_at = :at
             WHERE run_id = :run_id AND {_STILL_SEEN} AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """
         values = {
             **values,
+            **times(at),
             "run_id": run_id,
             "seen": seen or "",
             "beat": beat,
             "status": status,
             "at": at,
+            "delay": delay,
             "outage_at": outage_at,
         }
         values["problem"] = json.dumps(problem)

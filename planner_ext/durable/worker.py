@@ -532,7 +532,7 @@ class Claims:
             status="running",
             problem=record.problem,
             retries=record.retries,
-            wake_at=self.clock.now() + delay,
+            delay=delay,
             outage_at=record.outage_at,
         )
 
@@ -549,13 +549,12 @@ class Claims:
         if examined.alone and not await self.driven.alone(
             record.run_id, _ALONE_SECONDS
         ):
-            later = self.clock.now() + _ALONE_SECONDS
             await self._park(
                 examined,
                 status="running",
                 problem=record.problem,
                 retries=record.retries,
-                wake_at=later,
+                delay=_ALONE_SECONDS,
             )
             return False
         counts = (
@@ -653,7 +652,7 @@ class Claims:
         parked = await self._park(
             Examined(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
-            wake_at=None if failed else now + delay,
+            delay=None if failed else delay,
             problem=described(error),
             retries=retries,
             outage_at=None if failed else since,
@@ -679,7 +678,7 @@ class Claims:
         status: str,
         problem: str,
         retries: int = 0,
-        wake_at: float | None = None,
+        delay: float | None = None,
         outage_at: float | None = None,
     ) -> bool:
         return await self.store.park(
@@ -688,7 +687,7 @@ class Claims:
             beat=examined.beat,
             problem=problem,
             status=status,
-            wake_at=wake_at,
+            delay=delay,
             retries=retries,
             deaths=examined.deaths,
             progress=examined.progress,
@@ -822,14 +821,11 @@ class WorkerPool:
     async def _next(self, job: Job[Any]) -> Next:
         """Return when a run is due here."""
         now = self.runner.clock.now()
-        record, continues, held = await self.runner.store.record_and_due(
+        record, continues, held, seconds = await self.runner.store.record_and_due(
             job.run_id, now=now
         )
         if not record.unfinished:
             return Next(record.status, None, ended=True)
-        seconds = None
-        if record.wake_at is not None:
-            seconds = max(0.0, record.wake_at - now)
         if self._is_refused(job):
             seconds = _REFUSED_SECONDS
         elif (
@@ -1014,12 +1010,11 @@ class WorkerPool:
         waited = False
         while True:
             claim = Claim(self.workers.worker_id, self.workers.settle)
-            record = await self.runner.store.record(run_id)
-            _check_not_parked(record)
-            is_retried_later = (
-                record.status == "running"
-                and (record.wake_at or 0) > self.runner.clock.now()
+            record, _, _, seconds = await self.runner.store.record_and_due(
+                run_id, now=self.runner.clock.now()
             )
+            _check_not_parked(record)
+            is_retried_later = record.status == "running" and bool(seconds)
             if not (waited and is_retried_later):
                 examined = await self.claims.examine_or_quarantine(record)
                 if examined is not None and await self.claims.take(examined):

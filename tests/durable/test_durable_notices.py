@@ -308,7 +308,7 @@ async def test_a_run_in_quarantine_has_a_notice(store: str) -> None:
         opened_store(store) as other,
     ):
         await runs.submit(GOAL, run_id="a")
-        counts = {"wake_at": None, "retries": 0, "deaths": 3, "progress": 0}
+        counts = {"retries": 0, "deaths": 3, "progress": 0}
         assert await other.park(
             "a",
             seen=None,

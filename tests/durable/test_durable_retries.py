@@ -1,6 +1,7 @@
 """A fault of the endpoint, of the application or of the store is retried by any worker, and then parked."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, StoreError
 from planner_ext.durable.options import is_final
 from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.engine.concurrency import SystemClock
 from planner_ext.errors import (
     InvalidJournalError,
     InvalidOptionError,
@@ -41,6 +43,14 @@ SOON = RetryPolicy(first_delay=0.05, attempts=4)
 LIMIT_SECONDS = 120
 BUSY, FORBIDDEN = ScriptedFault(status=500), ScriptedFault(status=401)
 UNREADABLE = ScriptedFault(status=200, body="<html>")
+
+
+class SetClock(SystemClock):
+    """The machine's clock, as somebody has set it."""
+
+    def now(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # a function there
+        """Return the time that it shows."""
+        return time.time()
 
 
 def working_life(store: str, effects: Path, url: str) -> None:
@@ -225,6 +235,61 @@ async def test_a_run_that_waits_still_waits_after_a_fault(tmp_path: Path) -> Non
         assert await runs.recover(planner, kernel) == []
 
 
+async def test_a_retry_is_due_in_time_whatever_the_clocks_of_workers_show(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker's clock is an hour ahead when it plans the retry, the other one's an hour behind when it looks."""
+    real = time.time
+    planner, kernel = world(tmp_path / "effects", [say("Done.")])
+
+    def lacks(_: str) -> Any:
+        raise LookupError("no tenant")
+
+    async with open_runs(
+        store, retry=SOON, poll_seconds=0.02, clock=SetClock()
+    ) as runs:
+        await runs.submit(GOAL, run_id="r")
+        runs.drive_with(planner, kernel, arguments_for=lacks)
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: real() + 3600.0)
+            assert not (await runs.activate("r")).ended
+        with monkeypatch.context() as behind:
+            behind.setattr(time, "time", lambda: real() - 3600.0)
+            work = asyncio.create_task(runs.work(planner, kernel))
+            async with asyncio.timeout(LIMIT_SECONDS / 4):
+                while await runs.count(status="answered") < 1:  # noqa: ASYNC110  (the worker has no handle)
+                    await asyncio.sleep(0.02)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_a_worker_whose_clock_is_ahead_takes_no_retry_early(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour ahead, it would use up the tries of all runs at once."""
+    real = time.time
+    app = world(tmp_path / "effects", [say("Done.")])
+    async with open_runs(store, poll_seconds=0.02, clock=SetClock()) as runs:
+        assert await runs._store.create("r", GOAL, owner=runs.worker_id, at=1.0)
+        counts: dict[str, Any] = {"retries": 1, "deaths": 0, "progress": 0}
+        assert await runs._store.park(
+            "r",
+            seen=runs.worker_id,
+            status="running",
+            problem="It is out.",
+            at=real(),
+            delay=60.0,
+            **counts,
+        )
+        monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+        runs.drive_with(*app)
+        assert await runs.recover(*app) == []
+        assert (await runs.due()).runs == ()
+        seconds = (await runs.activate("r")).seconds
+        assert seconds is not None
+        assert 0.0 < seconds <= 60.0
+
+
 async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(
     tmp_path: Path,
 ) -> None:
@@ -240,7 +305,6 @@ async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(
         )
         await asyncio.sleep(0.05)
         counts: dict[str, Any] = {
-            "wake_at": None,
             "retries": 5,
             "deaths": 0,
             "progress": 0,

@@ -68,6 +68,7 @@ from planner_ext.durable import (
     UnknownRunError,
     effect,
     heartbeat,
+    store,
 )
 from planner_ext.durable.database import SCHEMAS, Execute, Row, Step, Waits
 from planner_ext.durable.errors import DuplicateRowError
@@ -105,8 +106,8 @@ PATIENCE = 120.0
 """Seconds for which a run may stay due while a worker lives that was undisturbed as
 long: it may have to be driven alone, beside the calls of others."""
 CALM_SECONDS = 7200.0
-"""How long runs may take to end once the faults are over: a retry that was planned by a
-clock that was set forward is due when the others show that time."""
+"""How long runs may take to end once the faults are over: a retry that was planned while
+the store's clock was set forward is due when that shows the time."""
 MEASURED_SECONDS = 10.0
 UNCLAIMED = "SELECT COUNT(*) FROM planner_runs WHERE status = 'queued'"
 SERVER_PATIENCE = 60.0
@@ -1001,10 +1002,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="a fleet without faults")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    modules: Any = (heartbeat, concurrency)
-    for module in modules:
+    modules: Any = (heartbeat, concurrency, store)
+    for module in modules[:2]:
         module.threading = VirtualThreading()
-    modules[0].time = VirtualTime
+    for module in modules[::2]:
+        module.time = VirtualTime
     options: dict[str, Any] = {"mutant": given.mutant, "step": given.step}
     if given.workers is not None:
         print(json.dumps(measured(given.workers), indent=4))
