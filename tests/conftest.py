@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from support.temporal import TemporalServer
 
 # A hang is found by pytest's timeout; an example that takes long may only share a busy machine.
-settings.register_profile("suite", deadline=None)
+EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
+settings.register_profile("suite", deadline=None, max_examples=EXAMPLES or 50)
 settings.load_profile("suite")
 
 FAST = {"core", "engine", "approval"}

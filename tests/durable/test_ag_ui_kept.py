@@ -16,7 +16,6 @@ from ag_ui.core import (
     Tool,
 )
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.exceptions import ServiceInvalidAuthError
@@ -38,6 +37,7 @@ from planner_ext.testing import (
 from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
 from support.durable import on_sqlite, open_runs, planner_of, store_neutral, turn
+from support.property_world import tried
 
 APPROVE = {"approved": True}
 STAFF = {"eve": (), "mia": ("manager",)}
@@ -659,7 +659,7 @@ PAYLOADS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@tried(8)
 @drawn(BATCHES, PAYLOADS, st.booleans(), st.sampled_from(["So.", None]))
 async def test_every_window_shows_the_same_thread(
     batches: list[list[str]], payloads: list[object], insists: bool, text: str | None

@@ -50,6 +50,7 @@ from support.planner import (
     planner_with,
     resume,
 )
+from support.property_world import tried
 from support.stock import EVERY_HEALTH_CHECK
 
 ASK = call("UserInteraction-AskUser", {"question": "Where?"})
@@ -261,12 +262,7 @@ async def ended(run: Awaitable[FunctionCallingStepwisePlannerResult]) -> Any:
         return error
 
 
-@settings(
-    max_examples=120,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=EVERY_HEALTH_CHECK,
-)
+@settings(tried(60), suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     chat=scripts,
     expert=scripts,

@@ -8,14 +8,13 @@ budget, a stop or a cancellation at any fact; decisions through JSON. The model 
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import Phase, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
@@ -49,9 +48,8 @@ from planner_ext.testing import (
 )
 from planner_ext.testing.rules import find_violation
 from support.planner import check_sendable, invoke, kernel_of, planner_with, resume
+from support.property_world import tried
 from support.stock import EVERY_HEALTH_CHECK
-
-_EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
 
 _ENDLESS = 40
 """Requests after which the model gives up: far over each budget, so that a run without bound fails, and ends."""
@@ -491,13 +489,7 @@ class World:
             )
 
 
-@settings(
-    max_examples=_EXAMPLES or 150,
-    derandomize=not _EXAMPLES,
-    deadline=None,
-    phases=list(Phase) if _EXAMPLES else [Phase.explicit, Phase.generate],
-    suppress_health_check=EVERY_HEALTH_CHECK,
-)
+@settings(tried(150), suppress_health_check=EVERY_HEALTH_CHECK)
 @given(scenario=scenarios)
 def test_at_every_edge_the_budget_holds_and_nothing_unapproved_happens(
     scenario: Scenario,
