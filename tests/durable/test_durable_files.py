@@ -1,11 +1,8 @@
 """A store's files: for their owner's eyes alone, and named where they cannot be used."""
 
 import os
-import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +20,7 @@ from planner_ext.durable import (
 )
 from planner_ext.errors import PlannerInvalidConfigurationError
 from support.durable import GOAL, PAY, open_runs, world
+from support.processes import Lives
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o777], ids=oct)
@@ -212,14 +210,11 @@ async def test_a_path_that_there_cannot_be_is_a_named_error(
             pass
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0 and shutil.which("setpriv") is None,
-    reason="root may read everything",
-)
-def test_a_file_that_may_not_be_read_is_a_named_error() -> None:
+def test_a_file_that_may_not_be_read_is_a_named_error(lives: Lives) -> None:
     """The error says: permission denied."""
     code = (
-        "import asyncio, sys\nfrom planner_ext.durable import Approvals, StoreError\n"
+        "import asyncio, os, sys\nfrom planner_ext.durable import Approvals, StoreError\n"
+        "if os.geteuid() == 0:\n    os.setgroups([])\n    os.setuid(65534)\n"
         "async def main():\n    async with Approvals.connect(sys.argv[1]):\n        pass\n"
         "try:\n    asyncio.run(main())\nexcept StoreError as error:\n    print(error)\n"
     )
@@ -227,11 +222,8 @@ def test_a_file_that_may_not_be_read_is_a_named_error() -> None:
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         path = Path(folder) / "runs.db"
-        path.touch(0o600)
-        run = [sys.executable, "-c", code, str(path)]
-        if os.geteuid() == 0:
-            run = ["setpriv", "--reuid=65534", "--clear-groups", *run]
-        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        path.touch(0)
+        done = lives.run("-c", code, str(path), cwd=Path(folder))
     assert "cannot be opened" in done.stdout, done.stderr
 
 

@@ -2,13 +2,11 @@
 
 import asyncio
 import os
-import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
@@ -20,9 +18,13 @@ from planner_ext.durable import Approvals, Runs, RunsClient, StoreError
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, call, say
 from support.durable import GOAL, PAY, open_runs, turn, world
+from support.processes import Lives
 
 LOOK = """
-import asyncio, sys
+import os, sys
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setuid(65534)
 from planner_ext.cli.__main__ import main
 for words in (["runs", "list"], ["runs", "show", "a"], ["approvals", "list"], ["approvals", "show", "a/0/pay"]):
     sys.argv = ["planner-ext", *words, "--store", sys.argv[-1]]
@@ -33,7 +35,7 @@ for words in (["runs", "list"], ["runs", "show", "a"], ["approvals", "list"], ["
 sys.argv = ["planner-ext", "approvals", "approve", "a/0/pay", "--store", sys.argv[-1]]
 main()
 """
-"""Lists and shows all that there is, and then decides."""
+"""Lists and shows all that there is, and then decides, as a user who may not write what belongs to root."""
 
 
 @pytest.fixture
@@ -50,30 +52,19 @@ async def paused(tmp_path: Path) -> AsyncIterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def unprivileged() -> list[str]:
-    """Begins the command of a process that may not write what belongs to this user."""
-    if os.geteuid() != 0:
-        return []
-    if shutil.which("setpriv") is None:
-        pytest.skip("root may write everything")
-    return ["setpriv", "--reuid=65534", "--clear-groups"]
-
-
-def look(folder: Path, unprivileged: list[str]) -> subprocess.CompletedProcess[str]:
+def look(folder: Path, lives: Lives) -> CompletedProcess[str]:
     """Look into a store in a process that may write neither its files nor its folder."""
     for path in folder.iterdir():
         path.chmod(0o444)
     folder.chmod(0o555)
-    command = [*unprivileged, sys.executable, "-c", LOOK, str(folder / "runs.db")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = lives.run("-c", LOOK, str(folder / "runs.db"), cwd=folder)
     folder.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o600)
     return done
 
 
-def check_looks(done: subprocess.CompletedProcess[str]) -> None:
+def check_looks(done: CompletedProcess[str]) -> None:
     """Check that all was listed and shown, and that the decision alone was refused."""
     assert done.returncode == 2, done.stderr
     assert done.stdout.count("shop-pay") >= 2
@@ -81,16 +72,16 @@ def check_looks(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_a_store_without_a_worker_is_listed_without_the_right_to_write(
-    paused: Path, unprivileged: list[str]
+    paused: Path, lives: Lives
 ) -> None:
     """Runs and approvals are listed and shown, only a decision is refused, and no file is left beside the store."""
     before = {path.name: path.read_bytes() for path in paused.iterdir()}
-    check_looks(look(paused, unprivileged))
+    check_looks(look(paused, lives))
     assert {path.name: path.read_bytes() for path in paused.iterdir()} == before
 
 
 async def test_a_store_with_a_worker_is_listed_without_the_right_to_write(
-    paused: Path, unprivileged: list[str], tmp_path: Path
+    paused: Path, lives: Lives, tmp_path: Path
 ) -> None:
     """The list has what the worker has just written."""
     async with open_runs(paused / "runs.db") as runs:
@@ -99,7 +90,7 @@ async def test_a_store_with_a_worker_is_listed_without_the_right_to_write(
                 *world(tmp_path / "effects", [say("Done.")]), GOAL, run_id="b"
             )
         ).result()
-        done = await asyncio.to_thread(look, paused, unprivileged)
+        done = await asyncio.to_thread(look, paused, lives)
     check_looks(done)
     assert "b  answered" in done.stdout
 
