@@ -1,4 +1,4 @@
-"""The README: its program runs as it stands, in a separate process, and its links lead somewhere."""
+"""The README: its program runs as it stands, in a separate process, and the links of every page lead somewhere."""
 
 import os
 import re
@@ -6,9 +6,15 @@ from pathlib import Path
 
 from planner_ext.testing import ScriptedOpenAIServer, call, say
 from support.processes import Lives
+from support.values import each_of, stem
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    page
+    for folder in ("", ".github", "adr", "samples", "samples/guides", "samples/peers")
+    for page in sorted((ROOT / folder).glob("*.md"))
+]
 PROGRAMS = {
     match[1]: match[0]
     for match in re.finditer(
@@ -46,15 +52,30 @@ def test_its_program_prints_an_answer_and_what_it_cost(
     assert done.stdout.startswith("answered 14.5 degrees\n3 requests, 1 calls, ")
 
 
-def test_links_lead_somewhere() -> None:
-    """Every relative link of the README names a file of the repository."""
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {text.replace(" ", "-") for text in words}
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether a relative link of a page names a file, and its anchor a heading there."""
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors_of(target))
+
+
+@each_of("page", PAGES, ids=stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page names a file of the repository, and every anchor a heading."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL)
     links = [
         link
-        for link in re.findall(r"\]\(([^)]+)\)", README)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text)
         if not link.startswith("http")
     ]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not leads_somewhere(page, link)] == []
 
 
 def test_every_decision_has_its_own_number() -> None:

@@ -199,20 +199,6 @@ def test_commands_that_do_not_run_have_these_options(guide: Path) -> None:
         assert [option for option in options if option not in help_of(command)] == []
 
 
-@each_of("guide", GUIDES, ids=stem)
-def test_links_of_a_guide_lead_somewhere(guide: Path) -> None:
-    """Every relative link names a file."""
-    links = [
-        link
-        for link in re.findall(r"\]\(([^)]+)\)", guide.read_text("utf-8"))
-        if not link.startswith("http")
-    ]
-    assert links
-    assert [
-        link for link in links if not (guide.parent / link.partition("#")[0]).exists()
-    ] == []
-
-
 def test_the_list_of_samples_names_every_guide() -> None:
     """The README of the samples links each of them."""
     listed = (ROOT / "samples" / "README.md").read_text("utf-8")
