@@ -16,7 +16,7 @@ Another process can resume a copy of a waiting thread once more. Where that must
 happen, use a planner with a store (`planner_ext.durable.Runs`).
 """
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -123,7 +123,8 @@ async def resume_agent(
         finally:
             await turn.went_on(run)
     assert run.final is not None, "a run that raises nothing has its message"
-    return AgentResponseItem(message=turn.named(run.final), thread=turn.thread)
+    message = turn.named(run.final)
+    return AgentResponseItem(message=message, thread=turn.thread)
 
 
 @streams
@@ -207,11 +208,12 @@ async def cancel_agent(
             turn.history, render(state.transcript), state, before, returned
         )
         ended = end_cancelled(turn.checkpoint, facts, options.taken)
-        await turn.update(
-            resumed, render(ended.transcript[len(state.transcript) :]), None
-        )
-        message = final_message(ended, (*before, *facts), options.checkpoint_key)
-        return AgentResponseItem(message=turn.named(message), thread=turn.thread)
+        new = ended.transcript[len(state.transcript) :]
+        await turn.update(resumed, render(new), None)
+        recorded = (*before, *facts)
+        final = final_message(ended, recorded, options.checkpoint_key)
+        message = turn.named(final)
+        return AgentResponseItem(message=message, thread=turn.thread)
 
 
 _OF_CALLS: Final = (FunctionCallContent, FunctionResultContent)
@@ -293,10 +295,10 @@ class _Turn:
         _refuse_older(loaded, messages, service.options.checkpoint_key)
         sent = chat_history(loaded.state()).messages
         history = ChatHistory()
-        history.messages += (
-            sent[:1] if _system_messages(sent) > _system_messages(messages) else []
-        )
-        history.messages += messages[: len(messages) - _refused(messages)]
+        if _system_messages(sent) > _system_messages(messages):
+            history.messages += sent[:1]
+        taken = len(messages) - _refused(messages)
+        history.messages += messages[:taken]
         return cls(
             agent=agent,
             thread=thread,
@@ -341,12 +343,10 @@ class _Turn:
     ) -> None:
         """Replace the message that the turn had returned by the outcome."""
         messages = self.thread._chat_history.messages  # pyright: ignore[reportPrivateUsage]  (nothing else removes one)
-        kept, sent = (
-            set(map(id, some)) for some in ((*resumed.kept, *resumed.later), self.sent)
-        )
-        refused = [
-            one for one in messages if id(one) not in sent
-        ]  # those that came meanwhile, too
+        kept = {id(one) for one in (*resumed.kept, *resumed.later)}
+        sent = {id(one) for one in self.sent}
+        # Those that came meanwhile, too.
+        refused = [one for one in messages if id(one) not in sent]
         messages[:] = [
             one
             for one in messages
@@ -392,8 +392,11 @@ def _refuse_older(
     )
     # A thread may come from anywhere, and decides nothing.
     with suppress(InvalidCheckpointError):
-        later = Checkpoint.from_json(own, key) if isinstance(own, str) else given
-        if later.run_id == given.run_id and len(later.facts) > len(given.facts):
+        later = given
+        if isinstance(own, str):
+            later = Checkpoint.from_json(own, key)
+        is_same_run = later.run_id == given.run_id
+        if is_same_run and len(later.facts) > len(given.facts):
             raise DecisionRefusedError(
                 "This checkpoint was resumed before, and the turn went on since: the thread waits with a later one. "
                 "Nothing ran. Decide on the checkpoint in the metadata of the thread's last message."
@@ -402,12 +405,7 @@ def _refuse_older(
 
 def _refused(messages: Sequence[ChatMessageContent]) -> int:
     """Count the user's messages after the one that says that a call waits."""
-    users = sum(
-        1
-        for _ in takewhile(
-            lambda message: message.role == AuthorRole.USER, reversed(messages)
-        )
-    )
+    users = _leading(AuthorRole.USER, reversed(messages))
     last = len(messages) - users - 1
     if last >= 0 and waits(messages[last]):
         return users
@@ -416,7 +414,9 @@ def _refused(messages: Sequence[ChatMessageContent]) -> int:
 
 def _system_messages(messages: Sequence[ChatMessageContent]) -> int:
     """Count the system messages at the beginning, where an agent puts its instructions."""
-    return sum(
-        1
-        for _ in takewhile(lambda message: message.role == AuthorRole.SYSTEM, messages)
-    )
+    return _leading(AuthorRole.SYSTEM, messages)
+
+
+def _leading(role: AuthorRole, messages: Iterable[ChatMessageContent]) -> int:
+    leading = takewhile(lambda message: message.role == role, messages)
+    return len([*leading])

@@ -116,7 +116,8 @@ class RunEvents:
             if call.ended is not None:
                 self.has_acted = True
                 if call.function != _FINAL_ANSWER:
-                    yield _result(self._id_at(path_of(call.id)), self._content(call))
+                    id_ = self._id_at(path_of(call.id))
+                    yield _result(id_, self._content(call))
         self.place += 1
 
     def _fact(self, fact: facts.Fact) -> Iterator[BaseEvent]:  # noqa: C901, PLR0912  (one case a fact)
@@ -218,7 +219,9 @@ class RunEvents:
 
     def _calls(self) -> Iterator[BaseEvent]:
         """Send the calls of the batch that a reply has opened."""
-        for call in () if self.state.batch is None else self._reader.calls:
+        if self.state.batch is None:
+            return
+        for call in self._reader.calls:
             if call.function != _FINAL_ANSWER:
                 id_ = self._id_at(path_of(call.id))
                 yield from self._call(id_, call.function, call.requested)
@@ -243,10 +246,12 @@ class RunEvents:
     def _content(self, call: TimelineCall) -> str:
         if call.cut is None:
             return call.result
-        return cut_text(call.result, call.cut, self._iteration, call.index)
+        iteration = self._iteration
+        return cut_text(call.result, call.cut, iteration, call.index)
 
     def _call(self, id_: str, name: str, arguments: str) -> Iterator[BaseEvent]:
-        shown = self._tools[name].name if name in self._tools else name
+        tool = self._tools.get(name)
+        shown = name if tool is None else tool.name
         yield ToolCallStartEvent(
             tool_call_id=id_,
             tool_call_name=shown,
@@ -261,10 +266,10 @@ class RunEvents:
 
     def _id_at(self, path: str) -> str:
         """Return the protocol's id of a call of the newest reply, or in a nested run of one."""
+        # Models reuse ids in later batches.
         key = f"{self.state.run_id}/{self._iteration}/{path}"
-        return sha256(key.encode()).hexdigest()[
-            :32
-        ]  # models reuse ids in later batches
+        digest = sha256(key.encode()).hexdigest()
+        return digest[:32]
 
     def id_of(self, call: ToolCall) -> str:
         """Return the protocol's id of a call that waits."""
@@ -313,7 +318,8 @@ class RunEvents:
         )
 
     def _outcome(self, pending: Sequence[ToolCall]) -> RunFinishedOutcome:
-        interrupts = [self._interrupt(call) for call in pending if not is_tool(call)]
+        asked = (call for call in pending if not is_tool(call))
+        interrupts = [self._interrupt(call) for call in asked]
         ended = self.state.ended
         if interrupts:
             return RunFinishedInterruptOutcome(interrupts=interrupts)

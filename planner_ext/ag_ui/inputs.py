@@ -101,7 +101,8 @@ def decision_of(answer: Answer, call: ToolCall, by: str | None) -> Decision | No
         DecisionRefusedError: If it does not fit the interrupt.
     """
     if isinstance(answer, ToolMessage):
-        return Supply(answer.error or text_of(answer.content), by=by)
+        result = answer.error or text_of(answer.content)
+        return Supply(result, by=by)
     if answer.status == "cancelled":
         expired = call.expires_at is not None and datetime.now(UTC) >= call.expires_at
         return None if expired else Deny("the user gave no decision", by=by)
@@ -111,7 +112,8 @@ def decision_of(answer: Answer, call: ToolCall, by: str | None) -> Decision | No
         case {"answer": str() as text} if call.kind == "question":
             return Supply(text, by=by)
         case {"approved": False} if call.kind == "function":
-            return Deny(str(given.get("reason") or ""), by=by)
+            reason = given.get("reason") or ""
+            return Deny(str(reason), by=by)
         case {"approved": True} if call.kind == "function":
             edited = given.get("editedArgs")
             if edited is None or isinstance(edited, dict):
@@ -140,7 +142,8 @@ async def defer_front_end_tools(call: ToolCall) -> Defer | None:
 def named_tools(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Name each tool for the model; the last of two with one name counts."""
     named: dict[str, Tool] = {}
-    for tool in {tool.name: tool for tool in tools}.values():
+    last_of_name = {tool.name: tool for tool in tools}
+    for tool in last_of_name.values():
         name = plain = f"{PLUGIN}-{re.sub(r'[^0-9A-Za-z_]', '_', tool.name)}"
         number = 1
         while name in named:

@@ -166,7 +166,8 @@ class _Thread:
         yield self.events.started()
         handle, messages = await self._taken()
         yield MessagesSnapshotEvent(messages=messages)
-        for event in self.events.notice("\n".join(self.problems)):
+        problems = "\n".join(self.problems)
+        for event in self.events.notice(problems):
             yield event
         own: Sequence[PendingApproval] = ()
         waited_for = ""
@@ -177,12 +178,14 @@ class _Thread:
                     yield event
             pending = await self._pending(handle.run_id)
             own = [call for call in pending if await self._is_own(call)]
-            others = "\n".join(_waiting(call) for call in pending if call not in own)
+            foreign = [call for call in pending if call not in own]
+            others = "\n".join(map(_waiting, foreign))
             if others != waited_for:
                 waited_for = others
                 for event in self.events.notice(others):
                     yield event
-            is_over = self.events.state.ended or own or (pending and not follow)
+            has_ended = self.events.state.ended is not None
+            is_over = has_ended or own or (pending and not follow)
             if is_over or not await _is_due(handle, deadline if pending else None):
                 break
         for event in self.events.finished(own):
@@ -207,14 +210,15 @@ class _Thread:
             last = stored
             tags.update(last.record.tags)
             self.events = RunEvents(self.run_input, self.tools)
-            messages.append(opening(last.record.run_id, last.record.goal))
-            messages += self.events.replay(last.facts)
+            first = opening(last.record.run_id, last.record.goal)
+            messages += [first, *self.events.replay(last.facts)]
         unread = [] if last is None else [one.text for one in last.said]
         known = [*messages, *self.events.unread(unread)]
         new = self._new_message(known, tags)
         try:
             if last is None or last.record.status in ENDS:
-                return await self._begun(self._name(turns + 1), new, messages)
+                name = self._name(turns + 1)
+                return await self._begun(name, new, messages)
             return await self._continued(last.record, new, messages, unread)
         except (EndedRunError, RunConflictError):  # another window was first
             return await self._taken()
@@ -289,20 +293,23 @@ class _Thread:
         last = given[-1] if given else None
         if not isinstance(last, UserMessage):
             return None
-        is_known = last.id in {one.id for one in known} or _tag_of(last) in tags
+        ids = {one.id for one in known}
+        is_known = last.id in ids or _tag_of(last) in tags
         return None if is_known else last
 
     async def _pending(self, run_id: str) -> "list[PendingApproval]":
-        return await self.client.approvals().pending(run_id, limit=_MOST_PENDING)
+        approvals = self.client.approvals()
+        return await approvals.pending(run_id, limit=_MOST_PENDING)
 
     async def _decide(self, pending: "Sequence[PendingApproval]") -> None:
         """Take the answers in the input, each for itself."""
+        approvals = self.client.approvals()
         answered, is_late = answers_of(self.run_input, pending, self.events.id_of)
         for call, answer in answered:
             try:
                 decision = decision_of(answer, call, self.by or None)
                 if decision is not None:
-                    won = await self.client.approvals().decide(call.id, decision)
+                    won = await approvals.decide(call.id, decision)
                     is_late = is_late or not won
             except (ApprovalRefusedError, DecisionRefusedError) as error:
                 self.problems.append(str(error))
@@ -314,8 +321,9 @@ class _Thread:
     ) -> bool:
         """Say a message to the run, which then waits for no tool of the front end; False if the user may not."""
         text = text_of(new.content)
+        tag = _tag_of(new)
         try:
-            await self.client.say(run_id, text, by=self.by, once=_tag_of(new))
+            await self.client.say(run_id, text, by=self.by, once=tag)
         except ApprovalRefusedError as error:
             self.problems.append(str(error))
             return False

@@ -142,11 +142,13 @@ class _Thread:
     def _is_abandoned(self, kept: Checkpoint) -> bool:
         messages = self._input.messages
         says_more = bool(messages) and isinstance(messages[-1], UserMessage)
-        return says_more and all(map(is_tool, pending_calls(kept.state())))
+        pending = pending_calls(kept.state())
+        return says_more and all(map(is_tool, pending))
 
     def close(self) -> None:
         """Return the resumed run's checkpoint to ``waiting``, unless the run has made progress."""
-        if self.kept is not None and not self._is_over and not self.events.has_acted:
+        has_progressed = self._is_over or self.events.has_acted
+        if self.kept is not None and not has_progressed:
             self._waiting.setdefault(self._input.thread_id, self.kept)
 
     def snapshot(self) -> BaseEvent:
@@ -154,7 +156,8 @@ class _Thread:
 
         What the front end took for the result of a call that waits is left out.
         """
-        own = self.events.replay(() if self.kept is None else self.kept.facts)
+        facts = () if self.kept is None else self.kept.facts
+        own = self.events.replay(facts)
         state = self.events.state
         waiting = {*map(self.events.id_of, pending_calls(state))}
         begun = [opening(state.run_id, state.goal)] if state.run_id else []
@@ -257,4 +260,5 @@ def _with(
 
 
 def _has_role(call: ToolCall, roles: Collection[str]) -> bool:
-    return not call.roles or bool({*call.roles} & {*roles})
+    common = {*call.roles} & {*roles}
+    return not call.roles or bool(common)

@@ -131,7 +131,8 @@ class SharedBudget:
 
     def period(self, at: float) -> str:
         """@private Name the period of a moment, in seconds since the epoch."""
-        return datetime.fromtimestamp(at, self.time_zone).strftime(_PERIODS[self.per])
+        moment = datetime.fromtimestamp(at, self.time_zone)
+        return moment.strftime(_PERIODS[self.per])
 
     def period_end(self, at: float) -> float | None:
         """@private Return when the period of a moment ends, in seconds since the epoch; None without ``per``."""
@@ -147,7 +148,8 @@ class SharedBudget:
             case "day":
                 end = day + timedelta(days=1)
             case "month":
-                end = (day.replace(day=28) + timedelta(days=4)).replace(day=1)
+                in_next_month = day.replace(day=28) + timedelta(days=4)
+                end = in_next_month.replace(day=1)
         return end.timestamp()
 
     def key_of(self, arguments: Mapping[str, Any]) -> str:
@@ -175,6 +177,6 @@ class SharedBudget:
 
 
 def _is_name(value: object) -> bool:
-    return (
-        is_unicode(value) and 0 < len(value) <= _MOST_CHARACTERS and "\0" not in value
-    )
+    if not is_unicode(value) or "\0" in value:
+        return False
+    return 0 < len(value) <= _MOST_CHARACTERS

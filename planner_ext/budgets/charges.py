@@ -184,8 +184,9 @@ class _Charges:
     ) -> None:
         self.budgets = budgets
         self.outer = outer
-        costs = [budget.max_cost for budget in budgets if budget.max_cost is not None]
-        costs += [] if outer is None or outer.max_cost is None else [outer.max_cost]
+        given = [budget.max_cost for budget in budgets]
+        given += [] if outer is None else [outer.max_cost]
+        costs = [cost for cost in given if cost is not None]
         tokens = any(budget.max_total_tokens or budget.max_cost for budget in budgets)
         self.max_cost = min(costs, default=None)
         self.counts_tokens = tokens or (outer is not None and outer.counts_tokens)
@@ -219,7 +220,8 @@ class _Charges:
             case _:
                 pass
         self._lines = self._new_lines()
-        self._known = _parts(sum(map(cost_of, facts), Usage()))
+        spent = sum(map(cost_of, facts), Usage())
+        self._known = _parts(spent)
 
     async def reserve(
         self, *, requests: int = 0, calls: int = 0, kept: int = 0, forced: bool = False
@@ -307,8 +309,9 @@ class _Charges:
                     "cost",
                 }  # what was kept, was kept in another period
             for _ in range(_TRIES):
+                steps = self._steps(total, kept, checked, at)
                 try:
-                    await self._store.transact(*self._steps(total, kept, checked, at))
+                    await self._store.transact(*steps)
                 except DuplicateRowError:
                     if (
                         refused := await self._refused(total, kept, checked, at)
@@ -347,10 +350,10 @@ class _Charges:
         Raises:
             RunFencedError: If a later activation has claimed one.
         """
-        own = [self._values(line) for line in self._lines]
-        steps = [
-            step for values in own for step in ((_CLAIM, values), (_SELECT_RUN, values))
-        ]
+        steps: list[Step] = []
+        for line in self._lines:
+            own = self._values(line)
+            steps += [(_CLAIM, own), (_SELECT_RUN, own)]
         secret, *found = await self._store.transact(GET_DIGEST_KEY, *steps)
         if secret and await self._use_digests(secret):
             return await self._read()
@@ -416,12 +419,11 @@ class _Charges:
             values = {**self._values(line), "at": at, "stamp": uuid4().hex}
             account = line.account(at)
             if line.period is None:
-                steps += [
-                    account,
-                    (_ADD_RUN, {**values, **_columns(line.stored), "period": period}),
-                ]
+                new = {**values, **_columns(line.stored), "period": period}
+                steps += [account, (_ADD_RUN, new)]
             elif line.period != period:
-                old = {**values, **_columns(_plus(line.before, self._total)), "kept": 0}
+                taken = _plus(line.before, self._total)
+                old = {**values, **_columns(taken), "kept": 0}
                 steps += [
                     (_CHARGE, {**old, "period": line.period}),
                     account,
@@ -471,7 +473,8 @@ class _Charges:
                 _plus(line.before, total),
                 {part: -value for part, value in stored.items()},
             )
-            more["iterations"] += kept - (line.kept if line.period == period else 0)
+            kept_before = line.kept if line.period == period else 0
+            more["iterations"] += kept - kept_before
             for part, name in LIMITS.items():
                 used = 0
                 if rows:
@@ -480,9 +483,8 @@ class _Charges:
                 if part in checked and (
                     over > 0 or (over == 0 and part in ("tokens", "cost"))
                 ):
-                    return _Refusal(
-                        line.budget, name, await self._reached(line, name, period, at)
-                    )
+                    noted = await self._reached(line, name, period, at)
+                    return _Refusal(line.budget, name, noted)
         return None
 
     async def _reached(
@@ -518,9 +520,13 @@ class _Charges:
                 "period": line.period,
             }
             values["kept"] = self._kept
-            steps.append((_CHARGE, {**values, "at": self._now(), "stamp": ""}))
-            steps.append((_KEEP, values) if self._kept else (_DELETE_RUN, values))
-        return not steps or all((await self._store.transact(*steps))[1::2])
+            charged = {**values, "at": self._now(), "stamp": ""}
+            row = _KEEP if self._kept else _DELETE_RUN
+            steps += [(_CHARGE, charged), (row, values)]
+        if not steps:
+            return True
+        found = await self._store.transact(*steps)
+        return all(found[1::2])
 
 
 def _parts(spent: Usage) -> dict[str, float]:

@@ -213,7 +213,8 @@ class BudgetStore:
             {} if period is None else {"period": period}
         )
         statement = _RESET.format(period=newest if period is None else ":period")
-        return bool((await self.perform(self.transact((statement, values))))[0])
+        (rows,) = await self.perform(self.transact((statement, values)))
+        return bool(rows)
 
     async def prune(self, *, before: datetime) -> int:
         """Delete periods that ended and were last used before a moment, and what unfinished runs took of them.
@@ -227,9 +228,9 @@ class BudgetStore:
             StoreError: If the store cannot be used.
         """
         deletion: Step = (_DELETE_OLD, {"before": before.timestamp()})
-        return len(
-            (await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0]
-        )
+        orphans: Step = (_DELETE_ORPHANS, {})
+        rows, _ = await self.perform(self.transact(deletion, orphans))
+        return len(rows)
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
         """@private Await work in the store's event loop and thread; cancelling the wait does not cancel it."""

@@ -48,10 +48,11 @@ def conversation_of(timeline: Timeline) -> Iterator[Turn]:
                 for call in iteration.calls
                 if call.function != ASK_USER
             )
+            texts = filter(None, (iteration.reply.text, *asked))
             yield Turn(
                 role="assistant",
                 speaker="the model",
-                text=visible("\n".join(filter(None, (iteration.reply.text, *asked)))),
+                text=visible("\n".join(texts)),
                 calls=calls,
                 at=iteration.request.ended or 0.0,
             )
@@ -75,5 +76,6 @@ def conversation_of(timeline: Timeline) -> Iterator[Turn]:
 
 def _said(message: TimelineMessage) -> Turn:
     role = message.role if message.role in _SPEAKERS else "user"
-    text = "\n".join(filter(None, (message.text, *message.others)))
-    return Turn(role=role, speaker=_SPEAKERS[role], text=visible(text))
+    texts = filter(None, (message.text, *message.others))
+    text = visible("\n".join(texts))
+    return Turn(role=role, speaker=_SPEAKERS[role], text=text)

@@ -53,7 +53,8 @@ def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
         raise ValueError(
             f"A page shows one run, or two side by side: [timeline] or [timeline, fork]; got {given}."
         )
-    title = title or _change(timelines) or one_line(timelines[0].goal) or "Run"
+    goal = one_line(timelines[0].goal)
+    title = title or _change(timelines) or goal or "Run"
     return (
         _templates()
         .get_template("page.html.jinja")
@@ -164,10 +165,12 @@ class _Axis:
             (max(left, start), min(right, end)) for left, right in gaps
         ):
             if joined and left <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(right, joined[-1][1]))
+                first, last = joined[-1]
+                joined[-1] = (first, max(right, last))
             elif left < right:
                 joined.append((left, right))
-        worked = end - start - sum(right - left for left, right in joined)
+        idle = sum(right - left for left, right in joined)
+        worked = end - start - idle
         share = 0.0
         if joined:
             share = min(_WIDEST_GAP, 0.4 / len(joined))
@@ -190,12 +193,14 @@ class _Axis:
         whole = self._places[-1]
         if whole <= 0:
             return 0.0
-        place = min(max(bisect_right(self._times, time) - 1, 0), len(self._times) - 2)
+        before = bisect_right(self._times, time) - 1
+        last = len(self._times) - 2
+        place = min(max(before, 0), last)
         start = self._times[place]
         end = self._times[place + 1]
-        share = (
-            min(max((time - start) / (end - start), 0.0), 1.0) if end > start else 0.0
-        )
+        share = 0.0
+        if end > start:
+            share = min(max((time - start) / (end - start), 0.0), 1.0)
         left = self._places[place]
         right = self._places[place + 1]
         return 100 * (left + share * (right - left)) / whole
@@ -234,10 +239,8 @@ def _request_spans(iteration: TimelineIteration, until: float) -> list[_Span]:
         ("failed", one.started, one.started if one.lost else one.ended)
         for one in request.failed
     ]
-    return [
-        *failed,
-        ("asked", request.started, until if request.ended is None else request.ended),
-    ]
+    ended = until if request.ended is None else request.ended
+    return [*failed, ("asked", request.started, ended)]
 
 
 def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:
@@ -265,7 +268,9 @@ def _call_spans(call: TimelineCall, until: float) -> list[_Span]:
         if end is None:
             end = until if lasts else attempt.started
         kind = "waits" if call.outcome == "waiting" else "ran"
-        spans.append(("failed" if bad or lost else kind, attempt.started, end))
+        if bad or lost:
+            kind = "failed"
+        spans.append((kind, attempt.started, end))
     return spans
 
 
@@ -292,7 +297,8 @@ def _end_of(iteration: TimelineIteration, until: float) -> float:
 
 
 def _tracks(iteration: TimelineIteration, until: float) -> list[list[_Bar]]:
-    axis = _Axis(iteration.started, _end_of(iteration, until), _gaps(iteration, until))
+    end = _end_of(iteration, until)
+    axis = _Axis(iteration.started, end, _gaps(iteration, until))
     return [[_bar(axis, span) for span in row] for row in _rows(iteration, until)]
 
 
@@ -365,7 +371,8 @@ def _changes(call: TimelineCall) -> "Markup":
     from planner_ext.readable.html import html_of  # noqa: PLC0415  (needs an extra)
 
     before = json_object(call.requested) or {}
-    return html_of(changes_of(before, json_object(call.arguments) or {}))
+    after = json_object(call.arguments) or {}
+    return html_of(changes_of(before, after))
 
 
 def _is_edited(call: TimelineCall) -> bool:
@@ -429,11 +436,13 @@ def _spent(spending: Spending) -> _Spent:
 
     nested = f", {amount(spending.nested)} nested" if spending.nested else ""
     whole = max(spending.limit, spending.used) or 1.0
+    own = max(spending.used - spending.nested, 0)
+    inside = min(spending.nested, spending.used)
     return _Spent(
         label=_LIMITS[spending.name] + exact(spending.function),
         text=f"{amount(spending.used)} of {amount(spending.limit)}{nested}",
-        own=round(100 * max(spending.used - spending.nested, 0) / whole, 2),
-        nested=round(100 * min(spending.nested, spending.used) / whole, 2),
+        own=round(100 * own / whole, 2),
+        nested=round(100 * inside / whole, 2),
         used_up=spending.used >= spending.limit,
     )
 
@@ -598,7 +607,8 @@ def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
     if call.outcome in _LIVELY:
         word, level = _OUTCOMES[call.outcome]
         word = _IN_FULL.get(call.outcome, word)
-        why = call.error or (call.prompt if call.outcome == "waiting" else "")
+        asked = call.prompt if call.outcome == "waiting" else ""
+        why = call.error or asked
         reason = (
             f" ({_short(one_line(_prose(why)))})"
             if why not in ("", call.outcome)
@@ -619,7 +629,8 @@ def _same(timelines: Sequence[Timeline]) -> int:
     """Count the common iterations at the start of a run and its fork."""
     one, other = (timeline.iterations for timeline in timelines)
     pairs = zip(map(_without_times, one), map(_without_times, other), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    common = takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return len([*common])
 
 
 def _without_times(iteration: TimelineIteration) -> TimelineIteration:
