@@ -117,11 +117,11 @@ async def approve(
     """
     # The store refuses any other value.
     kind = cast('Literal["function", "arguments"] | None', always)
-    return await _decide(
-        args,
-        lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint),
-        terms,
-    )
+
+    def approved(call: PendingApproval) -> Approve:
+        return Approve(always=kind, by=args.by, fingerprint=call.fingerprint)
+
+    return await _decide(args, approved, terms)
 
 
 @command(group, exit_codes=EXIT_CODES)
@@ -137,7 +137,8 @@ async def deny(
     Options:
         reason: Why; the model reads it.
     """
-    return await _decide(args, lambda _: Deny(reason, by=args.by), terms)
+    denied = Deny(reason, by=args.by)
+    return await _decide(args, lambda _: denied, terms)
 
 
 @command(group, exit_codes=EXIT_CODES)
@@ -191,9 +192,8 @@ async def supply(
     """
 
     def supplied(call: PendingApproval) -> Supply:
-        return Supply(
-            result if call.kind == "question" else cli.value_of(result), by=args.by
-        )
+        value = result if call.kind == "question" else cli.value_of(result)
+        return Supply(value, by=args.by)
 
     return await _decide(args, supplied)
 
@@ -287,7 +287,8 @@ def _print_run(console: Terminal, timeline: Timeline) -> None:
 
 
 def _print_text(console: Terminal, text: str) -> None:
-    head, middle, tail = folded([Text(line) for line in text.splitlines()])
+    lines = [Text(line) for line in text.splitlines()]
+    head, middle, tail = folded(lines)
     for line in with_note(head, len(middle), tail, "lines"):
         console.print_line(Text("  ") + line)
 
@@ -297,9 +298,10 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
 
     Text stays text: an order named 7 does not become a number.
     """
-    if len(changes) == 1 and changes[0].lstrip().startswith("{"):
+    first, *more = changes
+    if not more and first.lstrip().startswith("{"):
         try:
-            return json.loads(changes[0])
+            return json.loads(first)
         except (ValueError, RecursionError) as error:
             problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
             raise ApprovalRefusedError(problem) from None
@@ -314,9 +316,8 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
                 "Expected NAME=VALUE, such as amount=20, one JSON object with all arguments, or the NAME of one to "
                 f"edit in the editor that EDITOR names; got {shown(change)}."
             )
-        changed[name] = (
-            written if isinstance(arguments.get(name), str) else cli.value_of(written)
-        )
+        is_text = isinstance(arguments.get(name), str)
+        changed[name] = written if is_text else cli.value_of(written)
     return changed
 
 

@@ -91,7 +91,8 @@ class ApprovalPrompt:
         choices = {
             key: name for key, name in _CHOICES.items() if self._cut or key != "s"
         }
-        question = ", ".join(f"{name} ({key})" for key, name in choices.items()) + "? "
+        offered = (f"{name} ({key})" for key, name in choices.items())
+        question = f"{', '.join(offered)}? "
         while True:
             decision: Decision | None = None
             match self._choice(
@@ -156,7 +157,8 @@ class ApprovalPrompt:
                 self._complain(f"The value {error}.")
                 continue
             self._print_changes(changes_of(call.arguments, arguments))
-            if self._choice(_AGREE, {"y": "yes", "e": "edit"}) == "yes":
+            agreed = self._choice(_AGREE, {"y": "yes", "e": "edit"})
+            if agreed == "yes":
                 return arguments
         return None
 
@@ -189,7 +191,8 @@ class ApprovalPrompt:
 
     def _answer(self, question: str) -> str:
         discard_typed_ahead()
-        self._console.print(Text(question, "bold"), end="", soft_wrap=True)
+        text = Text(question, "bold")
+        self._console.print(text, end="", soft_wrap=True)
         return input().strip()
 
     def _say(self, text: str) -> None:

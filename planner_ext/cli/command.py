@@ -95,7 +95,8 @@ def command(
     """
 
     def register(function: F) -> F:
-        doc, _, codes = (getdoc(function) or "").partition("\n\nExit codes:\n")
+        doc = getdoc(function) or ""
+        doc, _, codes = doc.partition("\n\nExit codes:\n")
         doc, _, own = doc.partition("\n\nOptions:\n")
         bundles: dict[str, type[Any]] = {}
         options: list[Parameter] = []
@@ -114,9 +115,9 @@ def command(
 
         def call(given: dict[str, Any]) -> Exit:
             for each, bundle in bundles.items():
-                given[each] = bundle(
-                    **{name: given.pop(name) for name in signature(bundle).parameters}
-                )
+                names = signature(bundle).parameters
+                own = {name: given.pop(name) for name in names}
+                given[each] = bundle(**own)
             return function(**given)
 
         @wraps(function)
@@ -144,10 +145,12 @@ def _with_help(options: Iterable[Parameter], section: str) -> Iterable[Parameter
     texts: dict[str, str] = dict(_TEXT.findall(section))
     for option in options:
         flag = Annotated[bool, typer.Option(f"--{option.name.replace('_', '-')}")]
-        kind, info = get_args(flag if option.annotation is bool else option.annotation)
+        given = flag if option.annotation is bool else option.annotation
+        kind, info = get_args(given)
         if info.help is None:
             info = copy(info)
-            info.help = " ".join(texts[option.name].split())
+            words = texts[option.name].split()
+            info.help = " ".join(words)
         yield option.replace(annotation=Annotated[kind, info])
 
 

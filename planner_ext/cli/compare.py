@@ -83,9 +83,10 @@ def _check(args: CompareArgs) -> None:
                 f"--only {key}: there is neither such an option ({', '.join(OPTIONS)}) nor such a script "
                 f"({', '.join(SCRIPTS)}). Your own --option and --script always take part."
             )
-    if args.html is not None and not args.html.parent.is_dir():
+    html = args.html
+    if html is not None and not html.parent.is_dir():
         raise PlannerInvalidConfigurationError(
-            f"--html {args.html}: there is no directory {args.html.parent}."
+            f"--html {html}: there is no directory {html.parent}."
         )
     if args.markdown is not None:
         try:
@@ -119,12 +120,16 @@ def _measure(args: CompareArgs, console: Console) -> Comparison:
         elif done % _NEWS == 0:
             console.print(f"{done} of {total} runs", style="dim")
 
+    only = args.only or ()
+    own_options = [key for key in only if key in OPTIONS]
+    own_scripts = [key for key in only if key in SCRIPTS]
+
     async def run() -> Comparison:
         async with AsyncExitStack() as stack:
             comparison = await run_comparison(
                 max_iterations=args.max_iterations,
-                options=[*(key for key in args.only or () if key in OPTIONS), *options],
-                scripts=[*(key for key in args.only or () if key in SCRIPTS), *scripts],
+                options=[*own_options, *options],
+                scripts=[*own_scripts, *scripts],
                 live=await _live(args, made, stack),
                 progress=progress,
             )
@@ -132,7 +137,8 @@ def _measure(args: CompareArgs, console: Console) -> Comparison:
                 return comparison
             compared = {option.key for option in comparison.options}
             measured = [option for key, option in OPTIONS.items() if key in compared]
-            return replace(comparison, costs=await measure_costs([*measured, *options]))
+            costs = await measure_costs([*measured, *options])
+            return replace(comparison, costs=costs)
 
     with status or nullcontext():
         return asyncio.run(run())
@@ -209,7 +215,8 @@ def _print_costs(console: Console, comparison: Comparison) -> None:
         figures = [f"{figure:.1f}" for figure in cost.milliseconds] or [
             one_line(cost.error)
         ]
-        table.add_row(_name(console, comparison.option(cost.option)), *figures)
+        name = _name(console, comparison.option(cost.option))
+        table.add_row(name, *figures)
     console.print(table, "")
 
 
@@ -231,7 +238,8 @@ def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) 
     table.add_column("sec", justify="right", no_wrap=True)
     runs = [run for run in comparison.of_script(script.key) if run.offered]
     for run in runs:
-        table.add_row(_name(console, comparison.option(run.option)), *_figures(run))
+        name = _name(console, comparison.option(run.option))
+        table.add_row(name, *_figures(run))
     console.print(table)
     for run in runs:
         if note := _note(run):
@@ -264,7 +272,8 @@ def _figures(run: Run) -> list[Text]:
     ]
     trips = _with_excess(run.trips, run.over_budget)
     tools = _with_excess(run.tools_run, run.tools_past_budget)
-    return [trips, cells[2], tools, *cells[5:], Text(seconds(run.wall_seconds), _QUIET)]
+    took = Text(seconds(run.wall_seconds), _QUIET)
+    return [trips, cells[2], tools, *cells[5:], took]
 
 
 def _with_excess(number: int, excess: int) -> Text:
@@ -303,9 +312,8 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
             return Text("-", _QUIET)
         over = [(f"+{run.over_budget}", _BAD)] if run.over_budget else []
         kinds = [finding.kind for finding in comparison.findings(run)]
-        found = dict.fromkeys(
-            (*over, *(signs[kind] for kind in kinds if kind in signs))
-        )
+        others = [signs[kind] for kind in kinds if kind in signs]
+        found = dict.fromkeys([*over, *others])
         return Text.assemble(*(found or [(fine, _GOOD)]))
 
     console.print(
@@ -318,7 +326,8 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
         [_head(option), *map(faults, comparison.of_option(option.key))]
         for option in comparison.options
     ]
-    situations = [Text("situation"), *(Text(one.name) for one in comparison.scripts)]
+    names = [Text(one.name) for one in comparison.scripts]
+    situations = [Text("situation"), *names]
     for some in _fitting(columns, console.width - _width(situations)):
         table = Table(
             box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False
@@ -350,7 +359,8 @@ def _head(option: OptionInfo) -> Text:
 
 
 def _width(column: Sequence[Text]) -> int:
-    return max(cell_len(line) for cell in column for line in cell.plain.split("\n"))
+    lines = (line for cell in column for line in cell.plain.split("\n"))
+    return max(map(cell_len, lines))
 
 
 def _fitting(columns: Sequence[list[Text]], width: int) -> Iterator[list[list[Text]]]:

@@ -57,8 +57,10 @@ def _saved(text: str, extension: str) -> str:
     with TemporaryDirectory() as folder:
         file = Path(folder, f"argument{extension}")
         file.write_bytes(text.encode())
+        command = [*shlex.split(editor), str(file)]
         try:
-            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603  (the person's own)
+            subprocess.run(command, check=True)  # noqa: S603  (the person's own)
         except (OSError, subprocess.CalledProcessError) as error:
             raise ValueError(f"cannot be edited: {error}") from error
-        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        saved = file.read_bytes().decode("utf-8-sig")
+        return saved.replace("\r\n", "\n")

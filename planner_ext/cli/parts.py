@@ -57,7 +57,8 @@ def wrapped(
         return [text]
     first, *_ = text.wrap(console, max(width, _NARROWEST), overflow="fold")
     start = len(first.plain)
-    blanks = len(text.plain[start:]) - len(text.plain[start:].lstrip(" "))
+    after = text.plain[start:]
+    blanks = len(after) - len(after.lstrip(" "))
     rest = text[start + blanks :]
     room = max(width - indent, _NARROWEST)
     more = ()
@@ -83,12 +84,13 @@ class _Drawing:
     def part(self, part: Part) -> Iterator[Text]:
         note = heading(part)
         label = Text(self._console.encodable(part.label), "bold")
+        noted = f" ({self._console.encodable(note)})" if note else ""
         if part.kind == "value":
             line = label + Text(": ") + self._line(part.lines[0], part)
-            line += Text(f"  ({self._console.encodable(note)})" if note else "", "dim")
+            line += Text(f" {noted}" if note else "", "dim")
             yield from wrapped(self._console, line, self._width, 4)
             return
-        label += Text(f" ({self._console.encodable(note)})" if note else "", "dim")
+        label += Text(noted, "dim")
         yield from wrapped(self._console, label + Text(":"), self._width, 4)
         most = part.size if self._most is None else self._most
         if part.kind == "table":

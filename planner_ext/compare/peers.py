@@ -108,14 +108,14 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
         )
         version = done.stdout.strip()
     code = file.read_text("utf-8")
-    about = (
-        code.partition('"""')[2].partition('"""')[0].partition("\n")[0].replace("`", "")
-    )
+    _, _, rest = code.partition('"""')
+    doc, _, _ = rest.partition('"""')
+    summary, _, _ = doc.partition("\n")
     info = OptionInfo(
         key=said["name"].replace(" ", "-"),
         name=f"{said['name']} {version}".strip(),
         short=said.get("short", said["name"]),
-        about=about,
+        about=summary.replace("`", ""),
         corrected=False,
         offers=tuple(said.get("offers", ())),
         code=code,
@@ -127,15 +127,11 @@ def _environment(
     name: str, dependencies: list[str], tell: Callable[[str], object]
 ) -> Path:
     """Make an environment unless it is there; return its interpreter."""
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "planner-ext"
-        / "peers"
-    )
-    digest = hashlib.sha256(
-        "\n".join([sys.version, *sorted(dependencies)]).encode()
-    ).hexdigest()[:12]
-    folder = cache / f"{name.replace(' ', '-')}-{digest}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    needs = "\n".join([sys.version, *sorted(dependencies)])
+    digest = hashlib.sha256(needs.encode()).hexdigest()
+    key = f"{name.replace(' ', '-')}-{digest[:12]}"
+    folder = cache / "planner-ext" / "peers" / key
     python = folder / "bin" / "python"
     made = folder / "made"
     if not made.exists():

@@ -467,20 +467,17 @@ def _exceeded(
     *,
     most_late: int,
 ) -> Iterator[str]:
-    calls, tokens, allowed, repeats = (
-        limits.get(name)
-        for name in (
-            "max_tool_calls",
-            "max_total_tokens",
-            "max_active_seconds",
-            "max_repeated_calls",
-        )
-    )
+    calls = limits.get("max_tool_calls")
+    tokens = limits.get("max_total_tokens")
+    allowed = limits.get("max_active_seconds")
+    repeats = limits.get("max_repeated_calls")
     if calls is not None and len(starts) > calls:
         yield f"{len(starts)} functions started where {calls} were allowed"
     if tokens is not None:
-        spent = late = 0
-        for used in (event.tokens for event in events if event.tokens is not None):
+        spent = 0
+        late = 0
+        answered = [event.tokens for event in events if event.tokens is not None]
+        for used in answered:
             late += spent >= tokens
             spent += used
         if late > most_late:
@@ -488,9 +485,7 @@ def _exceeded(
     if allowed is not None and seconds > allowed + 1:
         yield f"{seconds:.1f} seconds where {allowed} were allowed"
     if repeats is not None:
-        most = max(
-            Counter((event.function, event.arguments) for event in starts).values(),
-            default=0,
-        )
+        times = Counter((event.function, event.arguments) for event in starts)
+        most = max(times.values(), default=0)
         if most > repeats:
             yield f"the same call started {most} times where {repeats} were allowed"

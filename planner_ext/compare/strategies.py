@@ -143,11 +143,9 @@ def _stock_request(
                 trial.history, settings, kernel=trial.kernel
             )
         rounds = sum(bool(calls_of(added)) for added in trial.history.messages[known:])
-        if last := [
-            one
-            for one in chunks
-            if (one.role, one.function_invoke_attempt) == (AuthorRole.ASSISTANT, rounds)
-        ]:
+        replies = [one for one in chunks if one.role == AuthorRole.ASSISTANT]
+        last = [one for one in replies if one.function_invoke_attempt == rounds]
+        if last:
             message = reduce(add, last)
         return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
 
@@ -313,12 +311,10 @@ async def _chat_request(
         if counted:
             message.metadata = {**message.metadata, _ITERATIONS: iteration}
         calls = calls_of(message)
-        if (
-            not all(
-                proceed(iteration, call.name or "", call.arguments) for call in calls
-            )
-            or not calls
-        ):
+        proceeds = all(
+            proceed(iteration, call.name or "", call.arguments) for call in calls
+        )
+        if not proceeds or not calls:
             return _StepReply(message, free)
         trial.history.add_message(message)
         for call in calls:

@@ -149,11 +149,14 @@ def parts_written(arguments: str) -> tuple[Part, ...]:
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Part, ...]:
     """List what an edit changes in a call's arguments, each with the lines around it."""
     names = dict.fromkeys((*before, *after))
-    return tuple(
-        Part(label=exact(name), kind="change", lines=tuple(lines))
-        for name in names
-        if (lines := [*_changed(_plain_lines(before, name), _plain_lines(after, name))])
-    )
+    parts = list[Part]()
+    for name in names:
+        old = _plain_lines(before, name)
+        new = _plain_lines(after, name)
+        lines = tuple(_changed(old, new))
+        if lines:
+            parts.append(Part(label=exact(name), kind="change", lines=lines))
+    return tuple(parts)
 
 
 def _plain_lines(arguments: Mapping[str, Any], name: str) -> list[Line]:
@@ -173,13 +176,13 @@ def _changed(before: list[Line], after: list[Line]) -> Iterator[Line]:
         if number:
             yield (Piece("  ", "kept"), Piece("…"))
         for tag, first, last, start, end in group:
+            gone = before[first:last]
+            there = after[start:end]
             if tag == "equal":
-                yield from ((Piece("  ", "kept"), *line) for line in after[start:end])
+                yield from ((Piece("  ", "kept"), *line) for line in there)
             else:
-                gone = before[first:last]
                 yield from ((Piece("- ", "removed"), *line) for line in gone)
-                new = after[start:end]
-                yield from ((Piece("+ ", "added"), *line) for line in new)
+                yield from ((Piece("+ ", "added"), *line) for line in there)
 
 
 def _members(value: object) -> Mapping[str, Any]:
@@ -189,8 +192,7 @@ def _members(value: object) -> Mapping[str, Any]:
 def _parts(
     label: str, value: Any, schema: Mapping[str, Any], *, depth: int
 ) -> Iterator[Part]:
-    about = schema.get("description")
-    more: dict[str, Any] = {"about": about if isinstance(about, str) else ""}
+    more: dict[str, Any] = {"about": _about(schema)}
     members = _named_members(label, value)
     if isinstance(value, str):
         yield _text(label, value, schema, more)
@@ -208,15 +210,20 @@ def _parts(
 
 def _value(label: str, value: Any, schema: Mapping[str, Any]) -> Part:
     """Show a default on one line."""
-    about = schema.get("description")
+    line = tuple(_json_pieces(exact_json(value)))
     return Part(
         label=label,
         kind="value",
-        about=about if isinstance(about, str) else "",
+        about=_about(schema),
         note="default",
-        lines=(tuple(_json_pieces(exact_json(value))),),
+        lines=(line,),
         is_default=True,
     )
+
+
+def _about(schema: Mapping[str, Any]) -> str:
+    about = schema.get("description")
+    return about if isinstance(about, str) else ""
 
 
 def _named_members(label: str, value: Any) -> list[tuple[str, Any]]:
@@ -233,9 +240,10 @@ def _has_text(value: Any, depth: int = 0) -> bool:
     """Whether a value has a text in it that JSON would put on one long line."""
     if isinstance(value, str):
         return "\n" in value or len(value) > _LONG
-    return depth < _DEEPEST and any(
-        _has_text(member, depth + 1) for _, member in _named_members("", value)
-    )
+    if depth == _DEEPEST:
+        return False
+    members = _named_members("", value)
+    return any(_has_text(member, depth + 1) for _, member in members)
 
 
 # Texts
@@ -382,8 +390,9 @@ def _language_of(label: str, text: str, schema: Mapping[str, Any]) -> str:
         return "sql"
     named = f"{label} {schema.get('contentMediaType', '')}"
     words = re.findall("[A-Z]?[a-z]+|[A-Z]+", named)
-    told = [language for word in words if (language := _WORDS.get(word.lower()))]
-    language = next((one for one in told if one != "code"), "code" if told else "")
+    told = [_WORDS[word] for word in map(str.lower, words) if word in _WORDS]
+    named_ones = (one for one in told if one != "code")
+    language = next(named_ones, "code" if told else "")
     is_python = language in ("", "code") and _PYTHON.search(text)
     return "python" if is_python else language
 
@@ -435,13 +444,13 @@ def _json_pieces(line: str) -> Iterator[Piece]:
 
 def _table(label: str, value: Any, more: Mapping[str, Any]) -> Part | None:
     """Show a list of alike objects with short members as a table; None for anything else."""
-    if not isinstance(value, list) or len(rows := cast("list[Any]", value)) < 2:
-        return None
-    if not all(isinstance(row, dict) for row in rows):
+    rows = cast("list[Any]", value) if isinstance(value, list) else []
+    if len(rows) < 2 or not all(isinstance(row, dict) for row in rows):
         return None
     columns = dict.fromkeys(name for row in rows for name in row)
     cells = [[_cell(row, name) for name in columns] for row in rows]
-    if not 0 < len(columns) <= _MOST_COLUMNS or any(None in row for row in cells):
+    has_long_cell = any(None in row for row in cells)
+    if not 0 < len(columns) <= _MOST_COLUMNS or has_long_cell:
         return None
     return Part(
         label=label,

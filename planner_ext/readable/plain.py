@@ -68,15 +68,18 @@ def isolated(piece: Piece, part: Part) -> str:
 
 def heading(part: Part) -> str:
     """Describe a part in one line after its label: what it is, its marks, its description."""
-    return "; ".join(filter(None, (part.note, marks_text(part), visible(part.about))))
+    texts = (part.note, marks_text(part), visible(part.about))
+    return "; ".join(filter(None, texts))
 
 
 def _lines(part: Part) -> Iterator[str]:
     note = heading(part)
+    noted = f" ({note})" if note else ""
     if part.kind == "value":
-        yield f"{part.label}: {_drawn(part.lines[0], part)}{f'  ({note})' if note else ''}"
+        value = _drawn(part.lines[0], part)
+        yield f"{part.label}: {value}{f' {noted}' if note else ''}"
         return
-    yield f"{part.label}{f' ({note})' if note else ''}:"
+    yield f"{part.label}{noted}:"
     if part.kind == "table":
         yield f"    {' | '.join(part.columns)}"
         rows = [

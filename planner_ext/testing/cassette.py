@@ -193,8 +193,8 @@ def same(recorded: Any, value: Any) -> bool:
             for key, one in old.items()
         )
     if isinstance(recorded, list) and isinstance(value, list):
-        pair = cast("tuple[list[Any], list[Any]]", (recorded, value))
-        return len(pair[0]) == len(pair[1]) and all(map(same, *pair))
+        before, now = cast("tuple[list[Any], list[Any]]", (recorded, value))
+        return len(before) == len(now) and all(map(same, before, now))
     if not (
         isinstance(recorded, str) and isinstance(value, str) and SCRUBBED in recorded
     ):
@@ -277,8 +277,11 @@ def _changed(
 
 def _functions(messages: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
     """Name each call's function, by the call's id."""
-    calls = (call for message in messages for call in message.get("tool_calls") or ())
-    return {call.get("id"): str(call["function"]["name"]) for call in calls}
+    names: dict[Any, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call.get("id")] = str(call["function"]["name"])
+    return names
 
 
 def _tool_name(tool: Any) -> str:
@@ -534,7 +537,8 @@ class Cassette:
         runs: list[tuple[Fact, ...]] = []
         for number, facts in enumerate(file.runs):
             try:
-                runs.append(Checkpoint(load_facts(facts)).checked().facts)
+                checkpoint = Checkpoint(load_facts(facts))
+                runs.append(checkpoint.checked().facts)
             except InvalidJournalError as error:
                 raise _DamagedError(
                     f"Its run {number} (runs.{number}) is damaged: {error}"
@@ -552,7 +556,8 @@ def _scrubbed(facts: list[Any], scrub: Scrubber, salt: bytes) -> list[Any]:
     for fact in clean if clean != facts else ():
         for name in ("digest", "fingerprint"):
             if fact.get(name):
-                fact[name] = hmac.new(salt, fact[name].encode(), "sha256").hexdigest()
+                digest = hmac.new(salt, fact[name].encode(), "sha256")
+                fact[name] = digest.hexdigest()
     return clean
 
 

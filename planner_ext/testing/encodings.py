@@ -35,11 +35,9 @@ class Finder:
     def __init__(self, secrets: Iterable[str]) -> None:
         """Take the secrets, none empty."""
         known = {form for secret in secrets for form in _bytes_of(secret)}
-        self._secrets = (
-            re.compile(b"|".join(map(re.escape, sorted(known, key=len, reverse=True))))
-            if known
-            else None
-        )
+        longest_first = sorted(known, key=len, reverse=True)
+        pattern = b"|".join(map(re.escape, longest_first))
+        self._secrets = re.compile(pattern) if known else None
         self._shortest = min(map(len, known), default=0)
 
     def replaced(self, text: str, by: str) -> str:
@@ -47,14 +45,14 @@ class Finder:
         data = text.encode("utf-8", "surrogatepass")
         parts: list[bytes] = []
         done = 0
-        for start, end in _merged(self._places(data, DEPTH, {}), data):
+        places = self._places(data, DEPTH, {})
+        for start, end in _merged(places, data):
             parts += [data[done:start], by.encode()]
             done = end
-        return (
-            (b"".join(parts) + data[done:]).decode("utf-8", "surrogatepass")
-            if parts
-            else text
-        )
+        if not parts:
+            return text
+        replaced = b"".join([*parts, data[done:]])
+        return replaced.decode("utf-8", "surrogatepass")
 
     def _places(
         self, data: bytes, depth: int, seen: dict[bytes, int]
@@ -87,7 +85,9 @@ class Finder:
             for start, end in self._places(layer.data, depth - 1, seen_there):
                 first, _ = layer.source(start)
                 _, after = layer.source(end - 1)
-                yield text.source(first)[0], text.source(after - 1)[1]
+                begins, _ = text.source(first)
+                _, ends = text.source(after - 1)
+                yield begins, ends
 
 
 def _bytes_of(secret: str) -> Iterator[bytes]:
@@ -104,11 +104,12 @@ def _bytes_of(secret: str) -> Iterator[bytes]:
 def _merged(spans: Iterable[Span], data: bytes) -> list[Span]:
     """Join overlapping places, widened to whole characters."""
     merged: list[Span] = []
-    for span in sorted(_of_characters(span, data) for span in spans):
-        if merged and span[0] < merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], span[1])
+    for start, end in sorted(_of_characters(span, data) for span in spans):
+        if merged and start < merged[-1][1]:
+            first, last = merged[-1]
+            merged[-1] = first, max(last, end)
         else:
-            merged.append(span)
+            merged.append((start, end))
     return merged
 
 
@@ -230,8 +231,10 @@ def _of_backslash(found: re.Match[bytes], *, as_bytes: bool = False) -> bytes:
     if as_bytes and byte is not None:
         return bytes.fromhex(byte.decode())
     # Two UTF-16 units may be one character.
-    units = found[0].decode("unicode_escape").encode("utf-16-le", "surrogatepass")
-    return units.decode("utf-16-le", "surrogatepass").encode("utf-8", "surrogatepass")
+    meant = found[0].decode("unicode_escape")
+    units = meant.encode("utf-16-le", "surrogatepass")
+    text = units.decode("utf-16-le", "surrogatepass")
+    return text.encode("utf-8", "surrogatepass")
 
 
 _CONTROL: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
@@ -297,14 +300,18 @@ class _Digits:
                 at = [place for place in at if data[place] not in _SPACE]
             for skipped in range(self.group):
                 whole = digits[skipped:]
-                decoded = self.decode(whole + b"A" * (-len(whole) % self.group))
-                yield _Layer(
-                    decoded[: len(whole) * self.bits // 8],
-                    partial(self._source, at[skipped:]),
-                )
+                padding = b"A" * (-len(whole) % self.group)
+                decoded = self.decode(whole + padding)
+                size = len(whole) * self.bits // 8
+                source = partial(self._source, at[skipped:])
+                yield _Layer(decoded[:size], source)
 
     def _source(self, at: Sequence[int], place: int) -> Span:
-        return at[place * 8 // self.bits], at[(place * 8 + 7) // self.bits] + 1
+        first_bit = place * 8
+        last_bit = first_bit + 7
+        start = at[first_bit // self.bits]
+        end = at[last_bit // self.bits] + 1
+        return start, end
 
 
 def _runs_of(digits: bytes) -> re.Pattern[bytes]:

@@ -86,7 +86,8 @@ def _in_messages(messages: list[Any]) -> Iterator[Violation]:
                 f"Invalid '{path}': expected a message with role {', '.join(_ROLES)}.",
             )
         yield from _in_content(path, message)
-        if not _SPEAKER.fullmatch(str(name := message.get("name") or "_")):
+        name = message.get("name") or "_"
+        if not _SPEAKER.fullmatch(str(name)):
             yield Violation(
                 f"{path}.name",
                 f"Invalid '{path}.name': {name!r} does not match ^[^\\s<|\\\\/>]+$.",
@@ -98,7 +99,8 @@ def _in_messages(messages: list[Any]) -> Iterator[Violation]:
         if calls is not None:
             yield from _in_calls(f"{path}.tool_calls", calls)
         yield from _unanswered(caller, answered, f"{path} (role {role!r})")
-        answered = dict.fromkeys((call["id"] for call in _array(calls)), False)
+        ids = [call["id"] for call in _array(calls)]
+        answered = dict.fromkeys(ids, False)
         caller = index
     yield from _unanswered(caller, answered, "the end of the messages")
 

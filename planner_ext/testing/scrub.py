@@ -71,10 +71,9 @@ class Scrubber:
     def add_environment(self) -> None:
         """Add the secrets in the environment."""
         for name, value in os.environ.items():
-            self.add(
-                *_IN_ADDRESS.findall(value),
-                *([value.strip()] if _VARIABLE.fullmatch(name) else []),
-            )
+            self.add(*_IN_ADDRESS.findall(value))
+            if _VARIABLE.fullmatch(name):
+                self.add(value.strip())
 
     def add(self, *secrets: str) -> None:
         """Add secrets, however encoded."""
@@ -89,7 +88,8 @@ class Scrubber:
         """Scrub one text."""
         text = self._finder.replaced(text, SCRUBBED)
         for pattern in _PATTERNS:
-            text = pattern.sub((r"\1" if pattern.groups else "") + SCRUBBED, text)
+            kept = r"\1" if pattern.groups else ""
+            text = pattern.sub(kept + SCRUBBED, text)
         for step in self._own:
             text = step(text)
         return text

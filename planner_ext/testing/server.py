@@ -128,9 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         assert isinstance(self.server, LoopbackServer)
         path = self.path.partition("?")[0]
-        self._write(
-            self.server.respond(HttpRequest(method=self.command, path=path, body=body))
-        )
+        request = HttpRequest(method=self.command, path=path, body=body)
+        self._write(self.server.respond(request))
 
     do_GET = do_POST  # noqa: N815  (the name that http.server looks up)
 
@@ -339,11 +338,8 @@ def _reply_response(
         return json_response(
             completion_body(reply, index=request.index, model=model, usage=usage)
         )
-    reported = (
-        usage
-        if object_of(request.body.get("stream_options")).get("include_usage") is True
-        else None
-    )
+    options = object_of(request.body.get("stream_options"))
+    reported = usage if options.get("include_usage") is True else None
     chunks = completion_chunks(
         reply, index=request.index, model=model, usage=reported, chunk_size=chunk_size
     )
@@ -369,7 +365,8 @@ def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpRespo
         # A stream breaks off in the event after the text, so that some text arrives.
         *whole, last = begun.parts[:3]
         content_type = begun.content_type
-        body = (b"".join(whole) + last[: len(last) // 2]).decode()
+        half = last[: len(last) // 2]
+        body = b"".join([*whole, half]).decode()
     elif body is None:
         kind = (
             "server_error"
@@ -379,10 +376,11 @@ def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpRespo
             else "invalid_request_error"
         )
         body = error_body(f"Scripted fault with status {status}.", type=kind)
+    text = body if isinstance(body, str) else json.dumps(body)
     return HttpResponse(
         status=status,
         content_type=fault.content_type or content_type,
-        parts=((body if isinstance(body, str) else json.dumps(body)).encode(),),
+        parts=(text.encode(),),
         headers=fault.headers,
         dropped=fault.drop,
     )

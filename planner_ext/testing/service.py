@@ -157,7 +157,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         reply, base, metadata = await self._answer(chat_history, settings, stream=True)
         base = {"logprobs": None, **base}
         place = {"choice_index": 0, "function_invoke_attempt": function_invoke_attempt}
-        for delta, finish_reason in deltas(reply, chunk_size=self._reader.chunk_size):
+        chunk_size = self._reader.chunk_size
+        for delta, finish_reason in deltas(reply, chunk_size=chunk_size):
             items: list[Any] = [
                 FunctionCallContent(
                     id=call.get("id"), index=call["index"], **call["function"]
@@ -167,7 +168,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
             text = delta.get("content")
             if text is not None:
                 items.append(StreamingTextContent(choice_index=0, text=text))
-            own = {**place, "inner_content": _response("delta", delta.get("refusal"))}
+            response = _response("delta", delta.get("refusal"))
+            own = {**place, "inner_content": response}
             yield [
                 self._message(
                     StreamingChatMessageContent,
@@ -252,7 +254,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
             completion_tokens=tokens.completion_tokens,
         )
         base = {**reply_metadata(request.index), "usage": None}
-        added = self._metadata(request) if callable(self._metadata) else self._metadata
+        own = self._metadata
+        added = own(request) if callable(own) else own
         return answer, base, {**base, "usage": usage, **added}
 
 

@@ -342,7 +342,8 @@ class _Player(_Tape):
                     self.order.setdefault((run_id, fact.iteration), []).append(fact)
                 if isinstance(fact, CallFinished | CallLeft | HappenedInside):
                     place = (run_id, fact.iteration, fact.index)
-                    self.spent[place] = self.spent.get(place, Usage()) + cost_of(fact)
+                    before = self.spent.get(place, Usage())
+                    self.spent[place] = before + cost_of(fact)
         self.finished = {
             (*batch, fact.index): fact
             for batch, order in self.order.items()
@@ -443,7 +444,8 @@ class _Player(_Tape):
             if then != now:
                 yield f"It was recorded with {name} {then}; this is {now}."
         for run in self.cassette.runs:
-            facts = self.runs.get(getattr(run[0], "run_id", ""), run)
+            run_id = getattr(run[0], "run_id", "")
+            facts = self.runs.get(run_id, run)
             before = json.dumps(options_of(run))
             after = json.dumps(options_of(facts))
             if before != after:
@@ -479,7 +481,8 @@ class _Player(_Tape):
         asked = request.asked()
         exchanges = self.cassette.exchanges
         left = self._left
-        number = next((one for one in left if exchanges[one][0].equals(asked)), None)
+        equal = (one for one in left if exchanges[one][0].equals(asked))
+        number = next(equal, None)
         if number is None and left:
             same = (one for one in left if exchanges[one][0].function == asked.function)
             number = next(same, left[0])
@@ -585,8 +588,10 @@ class _Clock:
         return self._time(0 if self.ahead else -1)
 
     def _time(self, offset: int) -> float:
-        place = sum(map(len, self._runs.values())) + offset
-        return self._times[max(min(place, len(self._times) - 1), 0)]
+        recorded = sum(map(len, self._runs.values()))
+        last = len(self._times) - 1
+        place = min(recorded + offset, last)
+        return self._times[max(place, 0)]
 
     async def sleep(self, seconds: float) -> None:
         """Do not wait."""
@@ -617,8 +622,9 @@ class _TapedFunctions:
         assert batch is not None, "a function runs while its batch is open"
         place = (state.run_id, batch.iteration, index)
         fact = tape.finished.get(place)
+        if fact is not None and fact.function != checked.function:
+            fact = None
         recorded = tape.functions == "recorded" or place in tape.as_recorded
-        fact = fact if fact is not None and fact.function == checked.function else None
         function = self._inner.tools.functions.get(checked.function)
         asks = checked.nested or (function is not None and function.is_prompt)
         if recorded and not asks:
