@@ -631,7 +631,10 @@ def fingerprint_of(
 
 def takes_no_more(before: str, now: str) -> bool:
     """Return whether a function has no parameters but those it had before, given signatures."""
-    return not before or set(filter(None, now.split(","))) <= set(before.split(","))
+    if not before:
+        return True
+    given = set(filter(None, now.split(",")))
+    return given <= set(before.split(","))
 
 
 def source_of(*parts: object) -> str:

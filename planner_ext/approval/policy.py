@@ -229,7 +229,8 @@ class ApprovalRule(_Data):
             return self.reason
         if call.after is None:
             return f"It may come after a call of {' or '.join(self.after)}: the calls before it are not known here."
-        named = [name for name in sorted(call.after) if _is_named(name, self.after)]
+        earlier = sorted(call.after)
+        named = [name for name in earlier if _is_named(name, self.after)]
         return f"It comes after a call of {', '.join(named)}."
 
 

@@ -326,8 +326,8 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
         [_head(option), *map(faults, comparison.of_option(option.key))]
         for option in comparison.options
     ]
-    names = [Text(one.name) for one in comparison.scripts]
-    situations = [Text("situation"), *names]
+    titles = [Text(one.name) for one in comparison.scripts]
+    situations = [Text("situation"), *titles]
     for some in _fitting(columns, console.width - _width(situations)):
         table = Table(
             box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False

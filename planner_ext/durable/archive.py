@@ -291,7 +291,9 @@ async def _journal_steps(
 
 def _chain(rows: Sequence[Row]) -> dict[str, object]:
     """Turn the links of a journal into JSON values."""
-    return {"salt": rows[0][4] if rows else None, "links": [row[3] for row in rows]}
+    salt = rows[0][4] if rows else None
+    links = [row[3] for row in rows]
+    return {"salt": salt, "links": links}
 
 
 def _read_chain(given: Any) -> list[tuple[str | None, str | None]]:

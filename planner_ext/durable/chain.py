@@ -64,7 +64,8 @@ class Chain:
         if link is None:
             said = f"{self.link} {self.number} {text}".encode()
             link = _text(hmac.digest(self.salt.encode(), said, hashlib.sha256))
-        return Chain(run=self.run, number=self.number + 1, link=link, salt=self.salt)
+        number = self.number + 1
+        return Chain(run=self.run, number=number, link=link, salt=self.salt)
 
     @property
     def head(self) -> str:

@@ -252,7 +252,8 @@ class LeasedWorkers:
         if own == before.own:
             self._wake.set()
             return before
-        return _Watched(beat=owner.seen_at, own=own, at=now, missed=before.missed + 1)
+        missed = before.missed + 1
+        return _Watched(beat=owner.seen_at, own=own, at=now, missed=missed)
 
     def _is_late(self) -> bool:
         """Whether no beat was written for the lease: the process or machine slept, or was cut off."""

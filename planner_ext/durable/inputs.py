@@ -156,7 +156,8 @@ def said_line(text: object, *, by: str, at: float) -> str:
     """Write a message for a run as a line of JSON, which no other line equals."""
     if not isinstance(text, str) or not text.strip():
         raise _refused(f"Expected the text of a message; got {shown(text)}.")
-    return json.dumps({"text": text, "by": by, "at": at, "id": uuid4().hex}) + "\n"
+    line = json.dumps({"text": text, "by": by, "at": at, "id": uuid4().hex})
+    return f"{line}\n"
 
 
 def read_said(run_id: str, lines: object) -> tuple[SaidMessage, ...]:

@@ -653,7 +653,8 @@ def _as_store_errors(url: str) -> Generator[None]:
             f"A row with this key is there already: {error}"
         ) from error
     except (psycopg.Error, OSError, UnicodeError) as error:
-        said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
+        line = " ".join(str(error).split())
+        said = line.rstrip(".?") or type(error).__name__
         text = (
             f"PostgreSQL at {_server_of(url)} cannot be used: {said}. {_way_out(error)}"
         )

@@ -118,7 +118,8 @@ class RunRecord:
                 read_moment(values[name])
             for name in _NUMBERS:
                 values[name] = int(values[name])
-            values["tags"] = tuple((values["tags"] or "").split("\n")[1:-1:2])
+            lines = (values["tags"] or "").split("\n")
+            values["tags"] = tuple(lines[1:-1:2])
             for name in ("run_id", "status", "owner"):
                 values[name] = (
                     None

@@ -173,5 +173,6 @@ async def forget_key(
 
 def forgotten_key(secret: Sequence[Row], key: str) -> str:
     """Return what stands for a forgotten key of shared budgets, given the answer to `GET_DIGEST_KEY`."""
-    digest = hmac.digest(str(secret[0][0]).encode(), key.encode(), hashlib.sha256)
+    written = str(secret[0][0])
+    digest = hmac.digest(written.encode(), key.encode(), hashlib.sha256)
     return f"forgotten:{digest.hex()}"

@@ -446,7 +446,8 @@ class JournalStore:
         digest = run_digest(run_id)
         rows = await self._rows(statement, run_id=run_id, digest=digest)
         if rows:
-            return (str(rows[0][0]), float(rows[0][1] or 0))
+            name, at = rows[0]
+            return str(name), float(at or 0)
         return None
 
     async def append(self, run_id: str, *steps: Step) -> None:
@@ -567,7 +568,8 @@ class JournalStore:
         rows = await self._rows(
             PAGE.format(where=where), **values, **_page(limit, offset), now=now
         )
-        records = _read_runs([*{row[0]: row[:-2] for row in rows}.values()])
+        by_name = {row[0]: row[:-2] for row in rows}
+        records = _read_runs([*by_name.values()])
         waiting = [(row[0], *row[-2:]) for row in rows if row[-2] is not None]
         owners = {
             record.owner
@@ -770,7 +772,8 @@ class JournalStore:
             RETURNING run_id
         """
         tags = "" if tag is None else joined([tag])
-        return bool(await self._rows(statement, run_id=run_id, line=line, tag=tags))
+        rows = await self._rows(statement, run_id=run_id, line=line, tag=tags)
+        return bool(rows)
 
     async def claim(
         self,
@@ -991,7 +994,8 @@ class JournalStore:
         """
         rows = await self._rows(statement, hook=_HOOK)
         if rows:
-            return hooks_in(str(rows[0][0]), *rows[0][1:])
+            first, *others = rows[0]
+            return hooks_in(str(first), *others)
         return ()
 
     async def open_approvals(
@@ -1178,7 +1182,8 @@ class JournalStore:
     async def grant(self, grant: str, now: float) -> Sequence[Row]:
         """Read the row of a grant that was not revoked, also if it is used up: a refused use is given back."""
         which = f"id = :grant AND {_GRANT_MAY_HOLD}"
-        return await self._rows(_GRANTS.format(which=which), grant=grant, at=now)
+        statement = _GRANTS.format(which=which)
+        return await self._rows(statement, grant=grant, at=now)
 
     async def revoke(self, grant: str, by: str, *, at: float) -> None:
         """Revoke a grant."""
@@ -1344,7 +1349,8 @@ class JournalStore:
         return (await self.database.transact((statement, values)))[0]
 
     async def _number(self, statement: str, **values: Value) -> int:
-        return int((await self._rows(statement, **values))[0][0] or 0)
+        rows = await self._rows(statement, **values)
+        return int(rows[0][0] or 0)
 
 
 def notice_step(
@@ -1436,5 +1442,6 @@ def _chain_of(run_id: str, number: int, last: Sequence[Row]) -> Chain | None:
     if not last:
         return Chain.begin(run_id)
     ((seq, link, salt),) = last
-    chain = Chain(run=run_digest(run_id), number=number, link=str(link), salt=str(salt))
+    run = run_digest(run_id)
+    chain = Chain(run=run, number=number, link=str(link), salt=str(salt))
     return chain if seq == number - 1 else None

@@ -1307,7 +1307,8 @@ class _Place:
             if run.text is not self._text and run.text.place == self.facts:
                 self._text = run.text
                 self._pieces = 0
-            if self._text.place == self.facts and self._pieces < len(self._text.pieces):
+            arrived = len(self._text.pieces)
+            if self._text.place == self.facts and self._pieces < arrived:
                 self._pieces += 1
                 yield self._text.pieces[self._pieces - 1]
             elif self.facts < len(journal):

@@ -174,7 +174,8 @@ class StoredBudgetHandle(BudgetHandle):
 
     def next_message(self) -> tuple[str, str] | None:
         """Return, once, what was said next, and by whom."""
-        line = next((line for line, read in self._said.items() if not read), None)
+        unread = (line for line, read in self._said.items() if not read)
+        line = next(unread, None)
         if line is None:
             return None
         self._said[line] = True

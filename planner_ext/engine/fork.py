@@ -37,7 +37,8 @@ def forked_facts(
         state = apply(state, fact)
         if state.phase is Phase.ASKING:
             ends.setdefault(state.iteration - 1, (count, state))
-    if at not in ends or (ends[at][1].final_answer is not None and not instruction):
+    has_ended = at in ends and ends[at][1].final_answer is not None
+    if at not in ends or (has_ended and not instruction):
         there = ", ".join(
             str(end) for end, (_, state) in ends.items() if state.final_answer is None
         )

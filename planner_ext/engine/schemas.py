@@ -482,7 +482,8 @@ class _At:
 
     def consequence(self, condition: Any) -> Any:
         """Choose the schema that follows a condition."""
-        return self.schema.get("then" if self.under(condition).fits() else "else", True)
+        branch = "then" if self.under(condition).fits() else "else"
+        return self.schema.get(branch, True)
 
     def unknown(self) -> Iterator[str]:
         """Find the properties that no ``properties`` or ``patternProperties`` names."""
@@ -667,7 +668,8 @@ def _unevaluated(at: _At, keyword: str, wanted: Any) -> _Found:
         {name: part for name, part in at.schema.items() if name != keyword}
     ).evaluated()
     keys = range(len(at.value)) if keyword == "unevaluatedItems" else at.value
-    yield from _further(at, keyword, wanted, (key for key in keys if key not in seen))
+    others = (key for key in keys if key not in seen)
+    yield from _further(at, keyword, wanted, others)
 
 
 def _further(at: _At, keyword: str, wanted: Any, keys: Iterable[Any]) -> _Found:
@@ -722,7 +724,8 @@ def _additional_items(at: _At, keyword: str, wanted: Any) -> _Found:
 
 
 def _contains(at: _At, keyword: str, wanted: Any) -> _Found:
-    number = sum(at.inner(wanted, index).fits() for index in range(len(at.value)))
+    places = range(len(at.value))
+    number = sum(at.inner(wanted, index).fits() for index in places)
     least = at.schema.get("minContains", 1)
     most = at.schema.get("maxContains", math.inf)
     if not least <= number <= most:

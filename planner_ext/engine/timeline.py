@@ -806,7 +806,8 @@ def _spending(
 ) -> Iterator[Spending]:
     limits = state.rules.limits
     calls = (call for iteration in iterations for call in iteration.calls)
-    inside = sum((call.spent for call in calls if call.spent is not None), Usage())
+    spent = (call.spent for call in calls if call.spent is not None)
+    inside = sum(spent, Usage())
     for part, name in LIMIT_OF_PART.items():
         limit = getattr(limits, name)
         if limit is not None:

@@ -320,7 +320,8 @@ class _Inbox:
                 problem=problem,
                 status=429,
             )
-        if not self.sessions.fits(form.get("token", "").strip(), request):
+        given = form.get("token", "").strip()
+        if not self.sessions.fits(given, request):
             logger.warning("A sign-in with a wrong token was refused.")
             return self._sign_in_page(
                 request, **typed, problem="This token is wrong.", status=403
@@ -695,7 +696,8 @@ class _Inbox:
                 )
             else:
                 decision = _decision_on(call, kind, form, visitor.name)
-            grant = typed_grant({name: form.get(name, "") for name in views.GRANT})
+            terms = {name: form.get(name, "") for name in views.GRANT}
+            grant = typed_grant(terms)
             taken = await approvals.decide(id, decision, grant=grant)
         except (ApprovalRefusedError, RefusedFormError) as error:
             status = 403 if isinstance(error, RefusedFormError) else 409

@@ -77,7 +77,8 @@ def drawn_form(
     """
     known = None if parameters is None else parameters.get("properties")
     if not isinstance(known, Mapping):
-        return (Field(key=key, name="", kind="json", value=_as_json(dict(arguments))),)
+        written = _as_json(dict(arguments))
+        return (Field(key=key, name="", kind="json", value=written),)
     schemas = cast("Mapping[str, Any]", known)
     names = [*schemas, *(name for name in arguments if name not in schemas)]
     required = cast("Mapping[str, Any]", parameters).get("required") or ()

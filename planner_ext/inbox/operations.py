@@ -73,7 +73,8 @@ async def _fork(runs: RunsClient, run_id: str, form: Form, by: str) -> str:
 async def _cancel(runs: RunsClient, run_id: str, form: Form, by: str) -> bool:
     if form.get("confirm") != "yes":
         raise RefusedActionError("Confirm that the run is to end. Nothing was changed.")
-    return await runs.cancel(run_id, by=by, reason=form.get("reason", ""))
+    reason = form.get("reason", "")
+    return await runs.cancel(run_id, by=by, reason=reason)
 
 
 def _limits_in(form: Form, before: Budget) -> Budget:

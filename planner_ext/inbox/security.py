@@ -208,7 +208,8 @@ class Sessions:
 
     def close(self, response: Response, request: Request) -> None:
         """End a request's session, and delete its cookie."""
-        self._open.pop(request.cookies.get(name := _session_cookie(request), ""), None)
+        name = _session_cookie(request)
+        self._open.pop(request.cookies.get(name, ""), None)
         response.delete_cookie(name, path=_cookie_path(request))
 
 
@@ -311,7 +312,8 @@ def parsed_form(text: str) -> Form:
         raise RefusedFormError(
             "This request is not a form of this page. Nothing was changed."
         ) from error
-    return Form([(name, value.replace("\r\n", "\n")) for name, value in fields])
+    lines = [(name, value.replace("\r\n", "\n")) for name, value in fields]
+    return Form(lines)
 
 
 def check_form_token(form: Form, visitor: Visitor) -> None:

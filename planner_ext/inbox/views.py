@@ -133,7 +133,8 @@ def paging_of(
     request: Request, *, size: int, offset: int, shown: int, total: int
 ) -> Paging:
     """Number a part of a list, with the addresses of the parts around it."""
-    path = request.url.path.removeprefix(request.scope.get("root_path", "")).lstrip("/")
+    root = request.scope.get("root_path", "")
+    path = request.url.path.removeprefix(root).lstrip("/")
     given = [
         (name, value)
         for name, value in request.query_params.multi_items()

@@ -251,7 +251,8 @@ def _named_errors() -> Generator[None]:
         yield
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][:1]) or "the options"
+        place = map(str, first["loc"][:1])
+        name = ".".join(place) or "the options"
         known = ", ".join(sorted(FunctionCallingStepwisePlannerOptions.model_fields))
         is_unknown = first["type"] in ("extra_forbidden", "no_such_attribute")
         near = nearest(name, FunctionCallingStepwisePlannerOptions.model_fields)

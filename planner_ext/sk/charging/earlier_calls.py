@@ -63,7 +63,8 @@ def before_batch(
         known.setdefault(id(one.given), GivenMessages(one.given))
         for one in (state, *around)
     ]
-    started = state.inside.union(state.earlier, () if tab is None else tab.earlier())
+    started_around = () if tab is None else tab.earlier()
+    started = state.inside.union(state.earlier, started_around)
     return _EarlierCalls(started, given)
 
 

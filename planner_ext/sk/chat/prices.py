@@ -382,7 +382,8 @@ def _is_cached(name: str) -> bool:
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     if name not in _FILES or folder == "":
         return False
-    key = hashlib.sha1(_URL.format(name).encode(), usedforsecurity=False).hexdigest()
+    url = _URL.format(name)
+    key = hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()
     path = Path(folder or Path(tempfile.gettempdir()) / "data-gym-cache") / key
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() == _FILES[name]

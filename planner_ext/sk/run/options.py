@@ -79,7 +79,8 @@ class CheckedClock:
 
     def monotonic(self) -> float:
         """Return seconds that never go back, a finite number."""
-        self._latest = max(self._latest, _seconds("monotonic", self._clock.monotonic()))
+        now = _seconds("monotonic", self._clock.monotonic())
+        self._latest = max(self._latest, now)
         return self._latest
 
     async def sleep(self, seconds: float) -> None:
