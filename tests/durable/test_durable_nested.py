@@ -201,7 +201,7 @@ async def test_a_run_inside_is_left_to_a_process_that_has_its_function(
     """Without it the run is refused by name and no try is used up; the decision, or what had begun, stays."""
     store = str(tmp_path / "runs.db")
     if moment == "running":
-        lives.live(life, store, tmp_path, 0.0, PLANNER_EXT_CRASH_AT="mid_tool")
+        lives.live(life, store, tmp_path, 0.0, PLANNER_EXT_CRASH_AT="after_outcome")
     else:
         async with Runs.sqlite(store) as runs:
             started = await runs.start(

@@ -24,7 +24,11 @@ from planner_ext import (
 )
 from planner_ext.core.facts import CallStarted, HappenedInside, unwrapped
 from planner_ext.durable import effect
-from planner_ext.errors import DecisionRefusedError
+from planner_ext.errors import (
+    DecisionRefusedError,
+    PlannerInvalidConfigurationError,
+)
+from planner_ext.iteration import AnswerContext
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import (
     ScriptedChatCompletion,
@@ -41,6 +45,9 @@ from support.planner import both_ways, invoke, planner_with
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pydantic.warnings.PydanticDeprecationWarning"
 )
+
+
+CLERK = call("clerk-reach_goal", {"goal": "Pay 3."})
 
 
 @both_ways
@@ -353,6 +360,39 @@ async def test_code_that_makes_another_run_when_called_again_is_refused_by_name(
     assert result.status == "answered"
     assert "makes another run than" in result.final_answer
     assert 400 not in world.bank.paid
+
+
+def accepts(answer: str, context: AnswerContext) -> None:
+    """Accept any answer."""
+
+
+async def test_a_run_inside_goes_on_only_with_the_check_of_its_answer() -> None:
+    """Without it the decision is refused by name, and nothing runs, as for the run around."""
+    began = World(once(CLERK), inner={"check_answer": accepts})
+    paused = await began.planner.invoke(began.kernel, "Go.")
+    decisions = {"call_1/call_1": Approve(by="ann")}
+    world = World(once(CLERK))
+    with pytest.raises(PlannerInvalidConfigurationError, match="check_answer"):
+        await world.resume(paused, decisions)
+    result = await began.resume(paused, decisions)
+    assert (world.bank.paid, began.bank.paid) == ([], [3])
+    assert result.status == "answered"
+
+
+async def test_so_does_a_run_that_code_makes() -> None:
+    """Its options are known when it is made again; the decision can be given once more then."""
+    world, own = own_world("work")
+    checking = planner_with("clerk", plan=False, check_answer=accepts)
+    own.planner = checking
+    paused = await world.planner.invoke(world.kernel, "Go.")
+    own.planner = planner_with("clerk", plan=False)
+    decisions = {"call_1/call_1": Approve(by="ann")}
+    with pytest.raises(PlannerInvalidConfigurationError, match="check_answer"):
+        await world.planner.resume(world.kernel, paused.checkpoint, decisions)
+    assert world.bank.paid == []
+    own.planner = checking
+    await world.planner.resume(world.kernel, paused.checkpoint, decisions)
+    assert world.bank.paid == [4]
 
 
 async def test_a_run_in_a_thread_waits_and_goes_on() -> None:

@@ -62,15 +62,8 @@ async def resumed(
     ``taking`` gets the calls that they decide, and those that are decided once their
     runs have been made again.
     """
-    begun = next(iter(request.checkpoint.facts), None)
-    checked = isinstance(begun, RunStarted) and begun.rules.checked
-    if checked and not context.options.check_answer:
-        raise InvalidOptionError(
-            "The run began with check_answer, which neither a checkpoint nor a store holds; there is none here. "
-            "Resume it with the one that it began with."
-        )
     runs = RunsInside(context, request.checkpoint.facts)
-    runs.check_guards()
+    runs.check()
     facts = await request.facts(runs.deciding, context.options.clock.now())
     if taking is not None:
         taking.calls.update(calls_taken(request.checkpoint.facts, facts))
@@ -109,7 +102,7 @@ async def recovered(
 ) -> tuple[Fact, ...]:
     """List the facts with which a run is recovered whose process died; see `recovery_facts`."""
     runs = RunsInside(context, facts)
-    runs.check_guards()
+    runs.check()
     check_calls(runs.state)
 
     async def recover(within: OpenRun | None = None) -> tuple[Fact, ...]:
@@ -142,7 +135,7 @@ class RunsInside:
         self.state = fold(facts)
         self._guards = {
             fact.run_id: fact.guards
-            for fact in map(unwrapped, facts)
+            for fact in map(unwrapped, filter(_is_inside, facts))
             if isinstance(fact, RunStarted) and fact.guards is not None
         }
         self.outermost = context
@@ -192,8 +185,8 @@ class RunsInside:
             if run is None:
                 return ()
             try:
-                self._check_guards(run, context)
-            except RunRefusedError as error:
+                self._check(run, context)
+            except (RunRefusedError, InvalidOptionError) as error:
                 self.outermost.refused.append(error)
                 raise CallWaits from None
             return [_inside(run, fact) for fact in await facts(run)]
@@ -213,22 +206,32 @@ class RunsInside:
                 return run
         return None
 
-    def check_guards(self) -> None:
-        """Refuse runs inside, of those that are known, that began with guards that are missing now.
+    def check(self) -> None:
+        """Refuse runs, of those that are known, that lack what they began with.
 
         Raises:
-            RunRefusedError: Naming what is missing.
+            RunRefusedError: Naming the guards of a run inside that are missing.
+            InvalidOptionError: If ``check_answer`` is missing.
         """
         for run in open_runs(self.state):
-            if run.state.run_id in self._guards and run.place:
+            if run.state.rules.checked or run.state.run_id in self._guards:
                 context = self._context(run)
                 if context is not None:
-                    self._check_guards(run, context)
+                    self._check(run, context)
 
-    def _check_guards(self, run: OpenRun, context: RunContext) -> None:
+    def _check(self, run: OpenRun, context: RunContext) -> None:
         before = self._guards.get(run.state.run_id)
         offered = context.tools.functions
         check_guards(self.state.run_id, before, context.guards(), offered)
+        if run.state.rules.checked and not context.options.check_answer:
+            raise InvalidOptionError(
+                "The run began with check_answer, which neither a checkpoint nor a store holds; there is none here. "
+                "Resume it with the one that it began with."
+            )
+
+
+def _is_inside(fact: Fact) -> bool:
+    return isinstance(fact, HappenedInside)
 
 
 def _inside(run: OpenRun, fact: Fact) -> Fact:
