@@ -52,17 +52,29 @@ EXIT_CODES = """\
 
 
 @command(group, exit_codes=EXIT_CODES, name="list")
-async def list_pending(args: cli.ListArgs) -> None:
+async def list_pending(args: cli.CallListArgs) -> None:
     """List the calls and questions that wait, the oldest first.
 
     Examples:
       planner-ext approvals list --store runs.db
+      planner-ext approvals list --store runs.db --role treasurer --expires-in 1h
     """
-    async with opened_client(args.store) as client:
+    filters = args.filters()
+    such = "such " if any((args.run_id, args.person, *filters.values())) else ""
+    async with opened_client(args.store, args.hooks) as client:
         store = client.approvals()
         with warnings_shown():
-            waiting = await store.pending(limit=args.limit, offset=args.offset)
-        total = await store.count()
+            if args.person is None:
+                waiting = await store.pending(
+                    args.run_id, limit=args.limit, offset=args.offset, **filters
+                )
+                total = await store.count(args.run_id, **filters)
+            else:
+                found = await store.decidable(
+                    args.run_id, person=args.person, **filters
+                )
+                waiting = found[args.offset : args.offset + args.limit]
+                total = len(found)
     lines = (line for call in waiting for line in _call_lines(call))
     rows = [call.as_dict() for call in waiting]
     print_page(
@@ -70,7 +82,7 @@ async def list_pending(args: cli.ListArgs) -> None:
         rows,
         lines,
         total=total,
-        none=f"Nothing waits in {store_name(args.store)}.",
+        none=f"Nothing {such}waits in {store_name(args.store)}.",
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from copy import copy
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ from planner_ext.cli.store import (
     store_name,
 )
 from planner_ext.cli.streams import on_signals
-from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
+from planner_ext.cli.text import Terminal, spent_line, worker_lines_shown
 from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
     RetryPolicy,
@@ -61,7 +60,7 @@ from planner_ext.durable import (
     UnknownRunError,
     WorkerOptions,
 )
-from planner_ext.durable.listing import PARKED
+from planner_ext.durable.listing import PARKED, next_try
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
@@ -326,12 +325,7 @@ async def _followed(
 
 
 def _fault_text(record: RunRecord) -> str:
-    at = (
-        ""
-        if record.wake_at is None
-        else f"next try {moment_text(datetime.fromtimestamp(record.wake_at, UTC))}: "
-    )
-    return f"a fault; {at}{one_line(record.problem)}"
+    return f"a fault; {next_try(record)}: {one_line(record.problem)}"
 
 
 async def _print_run(
@@ -360,6 +354,8 @@ async def _print_run(
         console.say(f"{state}, of {what}: {decision_text(one)}")
     if record.problem:
         console.say(f"Problem: {printable(record.problem)}", "red")
+    if then := next_try(record):
+        console.say(f"Waits for {then}.", "dim")
     if record.unfinished or record.status in PARKED:
         await _print_waiting(run_id, result, store)
         console.say(spent_line(result, ended=record.status), "dim")

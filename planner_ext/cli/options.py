@@ -21,7 +21,7 @@ from planner_ext.core.errors import InvalidLimitError
 
 if TYPE_CHECKING:
     from planner_ext.approval.policy import Grant
-    from planner_ext.durable.listing import RunFilters
+    from planner_ext.durable.listing import CallFilters, RunFilters
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """In place of ``--store``: other users of the machine can read a command line."""
@@ -399,6 +399,42 @@ class ListArgs:
     limit: Positive = 50
     offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
     as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CallListArgs(ListArgs, AppArgs):
+    """Which of the calls and questions that wait in a store to list.
+
+    Attributes:
+        text: Only those with this text in their goal, function or arguments.
+        function: Only calls of this function, such as bank-pay.
+        role: Only those that ask this role, or will.
+        run_id: Only those of this run.
+        tag: Only those of runs with this tag.
+        expires_in: Only those that expire within this time: 12h, 90m or 45s.
+        person: Only what this person may decide of the 500 oldest, as the hook of --app
+            says.
+    """
+
+    text: Words = None
+    function: Name = None
+    role: Name = None
+    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN")] = None
+    tag: Words = None
+    expires_in: Since = None
+    person: Name = None
+
+    def filters(self) -> "CallFilters":
+        """Return the filters of calls that are given."""
+        given: CallFilters = {
+            "text": self.text,
+            "function": self.function,
+            "role": self.role,
+            "tag": self.tag,
+        }
+        if self.expires_in is not None:
+            given["expires_before"] = time.time() + self.expires_in.total_seconds()
+        return given
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -121,6 +121,18 @@ class Approvals:
             refused = await self._store.refusals(run_id=run_id)
         return _read(rows, refused, now)
 
+    async def decidable(
+        self,
+        run_id: str | None = None,
+        *,
+        person: str,
+        limit: int = 500,
+        **filters: Unpack[CallFilters],
+    ) -> list[PendingApproval]:
+        """List what a person may decide of the oldest ``limit`` calls and questions of `pending`; see `why_not`."""
+        calls = await self.pending(run_id, limit=limit, **filters)
+        return [call for call in calls if await self.may_decide(call, by=person)]
+
     async def count(
         self, run_id: str | None = None, **filters: Unpack[CallFilters]
     ) -> int:

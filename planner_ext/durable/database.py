@@ -214,6 +214,7 @@ CREATE_TABLES: tuple[str, ...] = (
         updated_at DOUBLE PRECISION NOT NULL,
         problem TEXT,
         retries INTEGER NOT NULL DEFAULT 0,
+        attempts INTEGER NOT NULL DEFAULT 0,
         deaths INTEGER NOT NULL DEFAULT 0,
         progress INTEGER NOT NULL DEFAULT 0,
         iterations INTEGER NOT NULL DEFAULT 0,
@@ -346,7 +347,8 @@ it is next due: the earliest start of a queued run, the first expiry of a paused
 next retry of a running one. ``outage_at``: since when it waits for an endpoint, or null. ``problem``:
 its last fault, or why it is in quarantine. ``retries``, ``deaths``: faults, and ends of
 its worker's process, since its last reply, start of a call, or result; ``progress``:
-how far it was when the last one was counted.
+how far it was when the last one was counted. ``attempts``: how many tries its worker
+allows, noted at a fault.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
 ``said``: messages that it shall take, a line each, the oldest first; null without one.
 ``tags``: each between line breaks; null without one.

@@ -379,10 +379,20 @@ def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> st
     if record.outage_at is not None:
         return f"the endpoint since {time_text(record.outage_at)}"
     if record.wake_at is not None and record.wake_at > now:
-        awaited = {"queued": "its start", "running": "its next try"}
-        if record.status in awaited:
-            return f"{awaited[record.status]} at {time_text(record.wake_at)}"
+        if record.status == "queued":
+            return f"its start at {time_text(record.wake_at)}"
+        return next_try(record) or "a worker"
     return "a worker"
+
+
+def next_try(record: RunRecord) -> str:
+    """Say which try of a run is next after a fault, and when; "" without one."""
+    if record.status != "running" or record.wake_at is None:
+        return ""
+    number = "its next try"
+    if record.retries:
+        number = f"attempt {record.retries + 1} of {record.attempts}, next"
+    return f"{number} at {time_text(record.wake_at)}"
 
 
 def time_text(at: float) -> str:

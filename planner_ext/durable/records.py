@@ -68,6 +68,8 @@ class RunRecord:
         updated_at: When it last got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since its last reply, start of a call, or result.
+        attempts: How many tries it has, as the worker of its last fault counts; 0 without a
+            fault.
         deaths: How often its worker's process ended since then.
         iterations: The round trips charged to it, up to its last reply; so are
             ``tool_calls``, ``tokens`` and ``cost``.
@@ -88,6 +90,7 @@ class RunRecord:
     updated_at: float
     problem: str = ""
     retries: int = 0
+    attempts: int = 0
     deaths: int = 0
     iterations: int = 0
     tool_calls: int = 0
@@ -135,7 +138,10 @@ RUN_COLUMNS = tuple(
 """The columns of a run's row."""
 
 
-_NUMBERS = ("priority", "retries", "deaths", "iterations", "tool_calls", "tokens")
+_NUMBERS = (
+    *("priority", "retries", "attempts", "deaths"),
+    *("iterations", "tool_calls", "tokens"),
+)
 
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 """The name of a run."""

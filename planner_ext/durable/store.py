@@ -858,7 +858,7 @@ class JournalStore:
         statement = f"""
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = {due}, problem = :problem, retries = :retries,
-                deaths = :deaths, progress = :progress, outage_at = :outage_at, updated_at = :at
+                attempts = :attempts, deaths = :deaths, progress = :progress, outage_at = :outage_at, updated_at = :at
             WHERE run_id = :run_id AND {_STILL_SEEN} AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """

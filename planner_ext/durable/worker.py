@@ -689,6 +689,7 @@ class Claims:
             status=status,
             delay=delay,
             retries=retries,
+            attempts=self.retry.attempts,
             deaths=examined.deaths,
             progress=examined.progress,
             outage_at=outage_at,

@@ -164,19 +164,22 @@ class _Part:
     """A page of the waiting calls, as HTML.
 
     Attributes:
-        total: The calls of the list.
+        shown: The rows of the page: calls, or groups of equal ones.
+        calls: The calls of these.
+        total: The rows of the list.
         size: How many a page shows.
-        others: How many the hook keeps from the visitor, or was not asked about.
-        is_mine: Whether these are left out.
+        others: How many the hook keeps from the person, or was not asked about.
+        person: Whose calls these are; "" for all.
         is_checked: Whether a hook checks who decides.
     """
 
     shown: int
+    calls: int
     total: int
     size: int
     rows: Markup
     others: int
-    is_mine: bool
+    person: str
     is_checked: bool
 
 
@@ -416,6 +419,8 @@ class _Inbox:
             paging=paging,
             filters=chosen,
             query=_query_of(request),
+            grouped=_query_of(request, groups="yes"),
+            ungrouped=_query_of(request, groups=""),
             mark=marks.waiting,
             held=views.hold_text(marks.hold),
         )
@@ -424,15 +429,15 @@ class _Inbox:
         """Render a page of the waiting calls, once for all viewers who may decide the same."""
         now = time.time()
         approvals = await self._approvals()
-        by = _visitor_in(request).name
-        is_mine = _is_mine(request, approvals)
+        person = _person(request, approvals)
+        is_grouped = request.query_params.get("groups") == "yes"
         if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(
             self._rows
         ) > _MOST_PARTS:
             self._rows_state = state
             self._rows = {}
         root = request.scope.get("root_path", "")
-        key = (root, request.url.query, by if is_mine else None)
+        key = (root, request.url.query, person)
         known = self._rows.get(key)
         if known is not None:
             return known
@@ -440,33 +445,33 @@ class _Inbox:
         size = _LONG_PAGE if "equal_to" in filters else PAGE
         total = await approvals.count(run_id, **filters)
         others = 0
-        if is_mine:
-            found = [
-                call
-                async for call in self._decidable(request, filters, run_id, _MOST_ASKED)
-            ]
+        if person or is_grouped:
+            found = await self._decidable(request, filters, run_id, _MOST_ASKED)
             others = total - len(found)
-            total = len(found)
-            calls = found[offset : offset + size]
+            groups = views.grouped(found) if is_grouped else [[one] for one in found]
+            total = len(groups)
+            groups = groups[offset : offset + size]
         else:
-            calls = await approvals.pending(
+            found = await approvals.pending(
                 run_id, limit=size, offset=offset, **filters
             )
+            groups = [[one] for one in found]
         equal = await approvals.equal_calls()
         text = self._templates.get_template("rows.html.jinja").render(
             root=f"{root}/",
-            calls=calls,
+            groups=groups,
             equal=equal,
             query=_query_of(request),
             all=request.query_params.get("select") == "all",
         )
         part = _Part(
-            shown=len(calls),
+            shown=len(groups),
+            calls=sum(map(len, groups)),
             total=total,
             size=size,
             rows=Markup(text),  # noqa: S704  (escaped by the template)
             others=others,
-            is_mine=is_mine,
+            person=person,
             is_checked=approvals.asks_hook,
         )
         self._rows[key] = part
@@ -474,14 +479,14 @@ class _Inbox:
 
     async def _decidable(
         self, request: Request, filters: CallFilters, run_id: str | None, limit: int
-    ) -> AsyncGenerator[PendingApproval]:
-        """List the oldest calls, without those that the hook keeps from the visitor."""
+    ) -> list[PendingApproval]:
+        """List the oldest calls, without those that the hook keeps from the person of the list."""
         approvals = await self._approvals()
-        by = _visitor_in(request).name
-        is_mine = _is_mine(request, approvals)
-        for call in await approvals.pending(run_id, limit=limit, **filters):
-            if not is_mine or await approvals.may_decide(call, by=by):
-                yield call
+        if person := _person(request, approvals):
+            return await approvals.decidable(
+                run_id, person=person, limit=limit, **filters
+            )
+        return await approvals.pending(run_id, limit=limit, **filters)
 
     async def _show_next(self, request: Request) -> Response:
         return redirect(
@@ -492,11 +497,11 @@ class _Inbox:
         """Return the address of the next call in the visitor's list, or of the empty list."""
         filters, run_id = _call_filters(request, time.time())
         limit = 2
-        if _is_mine(request, await self._approvals()):
+        if _person(request, await self._approvals()):
             limit = _MOST_ASKED
         behind: CallFilters = {**filters, "after": id}
         for chosen in (behind, filters):
-            async for call in self._decidable(request, chosen, run_id, limit):
+            for call in await self._decidable(request, chosen, run_id, limit):
                 if call.id != id:
                     return approval_path(call.id) + _query_of(request)
         return _query_of(request)
@@ -511,8 +516,8 @@ class _Inbox:
             raise RefusedFormError(
                 "Expected the decision approve or deny. Nothing was changed."
             )
-        for item in form.getlist("item"):
-            fingerprint, id = views.item_of(item)
+        chosen = [one for text in form.getlist("item") for one in views.items_of(text)]
+        for fingerprint, id in chosen:
             try:
                 call = await approvals.show(id)
                 _check_shown(call, fingerprint)
@@ -1000,19 +1005,23 @@ def _offset_of(request: Request) -> int:
     return 0
 
 
-def _query_of(request: Request) -> str:
+def _query_of(request: Request, **changes: str) -> str:
     """Return the filters of the visitor's list, to keep them in an address; "" without one."""
+    given = {**request.query_params, **changes}
     kept = {
         name: text
-        for name in (*_CALL_FILTERS, "mine")
-        if (text := request.query_params.get(name))
+        for name in (*_CALL_FILTERS, "person", "groups")
+        # Without a person the list is the visitor's, with "" everybody's.
+        if (text := given.get(name)) or (name == "person" and text is not None)
     }
     return f"?{urlencode(kept)}" if kept else ""
 
 
-def _is_mine(request: Request, approvals: Approvals) -> bool:
-    """Whether the visitor's list leaves out what the hook keeps from them."""
-    return approvals.asks_hook and request.query_params.get("mine") != "no"
+def _person(request: Request, approvals: Approvals) -> str:
+    """Return whose calls a list has, where a hook says who decides: by default the visitor's; "" for all."""
+    if not approvals.asks_hook:
+        return ""
+    return request.query_params.get("person", _visitor_in(request).name).strip()
 
 
 def _chosen(request: Request, names: Sequence[str]) -> dict[str, str]:

@@ -61,7 +61,8 @@ async function refresh(mark) {
 // Says how many calls are selected.
 function counted() {
   const boxes = [...document.querySelectorAll(".pick:enabled")];
-  const number = boxes.filter((box) => box.checked).length;
+  const chosen = boxes.filter((box) => box.checked);
+  const number = chosen.reduce((sum, box) => sum + Number(box.dataset.number ?? 1), 0);
   const selected = document.getElementById("selected");
   const runs = document.querySelector(".number-selected");
   if (runs) runs.textContent = `${number} selected`;
@@ -69,7 +70,7 @@ function counted() {
   selected.textContent = `, ${number}`;
   for (const button of document.querySelectorAll(".bulk button")) button.disabled = !number;
   const all = document.getElementById("all");
-  all.checked = number > 0 && number === boxes.length;
+  all.checked = number > 0 && chosen.length === boxes.length;
 }
 
 function selectAll() {

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from planner_ext.approval.decisions import DecisionRecord, digest_of
 from planner_ext.core.values import frozen
-from planner_ext.durable.listing import Hold, time_text
+from planner_ext.durable.listing import Hold, next_try, time_text
 from planner_ext.durable.records import (
     PendingApproval,
     approval_path,
@@ -63,6 +63,7 @@ def environment() -> Environment:
         "json": _json,
         "line": visible_line,
         "moment": _moment,
+        "next_try": next_try,
         "parts": html_of,
         "parts_of": _parts_of,
         "question": question_of,
@@ -175,19 +176,30 @@ def _time(at: datetime | float) -> Markup:
 
 
 def item(call: PendingApproval) -> str:
-    """Return a call's fingerprint and id, as the form of a list returns them; see `item_of`."""
+    """Return a call's fingerprint and id, as the form of a list returns them; see `items_of`."""
     return f"{call.fingerprint} {quote(call.id)}"
 
 
-def item_of(text: str) -> tuple[str, str]:
-    """Return the fingerprint and the id in an `item`."""
-    fingerprint, _, id = text.partition(" ")
-    return fingerprint, unquote(id)
+def items_of(text: str) -> Iterator[tuple[str, str]]:
+    """Return the fingerprint and the id of each `item` in a text."""
+    words = text.split(" ")
+    for fingerprint, id in zip(words[::2], words[1::2], strict=False):
+        yield fingerprint, unquote(id)
 
 
 def question_of(call: PendingApproval) -> str:
     """Return what is asked about the call: the digest that equal calls have in common."""
     return question_digest(call.fully_qualified_name, call.arguments, call.prompt)
+
+
+def grouped(calls: Sequence[PendingApproval]) -> list[list[PendingApproval]]:
+    """Group the calls that ask the same of the same people, the largest group first."""
+    groups: dict[object, list[PendingApproval]] = {}
+    for call in calls:
+        whom = tuple(call.roles), call.tally, tuple(call.escalates_to)
+        state = call.in_doubt, call.problem, call.said
+        groups.setdefault((question_of(call), whom, state), []).append(call)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def _parts_of(call: PendingApproval) -> tuple[Part, ...]:

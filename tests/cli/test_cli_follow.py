@@ -61,10 +61,12 @@ def test_ctrl_c_ends_only_the_view(lives: Lives, command: Command, here: Path) -
     """A fault is shown with the time of the next try; the run that was followed continues without the terminal."""
     assert command(*RUN[:2], "--kernel", "till:failing", *RUN[4:]).code == 3
     session = Session(lives, here, *FOLLOW)
-    session.see("a fault; next try")
+    session.see("a fault; attempt 2 of 5, next at")
     session.interrupt()
     assert session.end() == 130
     assert "Traceback" not in session.shown
+    shown = command("runs", "show", "order-7", *STORE)
+    assert "Waits for attempt 2 of 5, next at" in shown.err
     with closing(sqlite3.connect(here / "runs.db")) as store:
         store.execute("UPDATE planner_runs SET wake_at = NULL")
         store.commit()

@@ -45,6 +45,10 @@ def test_what_waits_is_listed_exactly_as_it_will_run(command: Command) -> None:
         f"{CALL}\n    shop-refund\n    May this money go back?\n      order: A-1007\n      amount: 98.0\n"
     )
     assert "May this money go back?" in listed.out
+    same = command("approvals", "list", *STORE, "--text", "refund", "--run", "order-7")
+    assert same.out == listed.out
+    none = command("approvals", "list", *STORE, "--role", "nobody")
+    assert none.err == "Nothing such waits in runs.db.\n"
     (waiting,) = json.loads(command("approvals", "list", *STORE, "--json").out)
     shown = command("approvals", "show", CALL, *STORE, "--json").document
     assert waiting == shown

@@ -225,7 +225,7 @@ async def test_a_list_says_which_runs_no_worker_drives(store: str) -> None:
     """A run that was submitted, was left, waits for its next try, or whose worker died."""
     await leave_run(store, "submitted", status="queued")
     await leave_run(store, "left")
-    await leave_run(store, "retried", retries=2, wake_at=4e9)
+    await leave_run(store, "retried", retries=2, attempts=5, wake_at=4e9)
     await leave_run(store, "forgotten", owner="nobody")
     await leave_run(store, "lost", owner="dead")
     await leave_run(store, "ended", status="failed", problem=json.dumps("no answer"))
@@ -250,7 +250,7 @@ async def test_a_list_says_which_runs_no_worker_drives(store: str) -> None:
     assert waits == {
         "submitted": "a worker",
         "left": "a worker",
-        "retried": "its next try at 2096-10-02 07:06:40 UTC",
+        "retried": "attempt 3 of 5, next at 2096-10-02 07:06:40 UTC",
         "forgotten": "a worker: nobody is gone",
         "driven": "",
         "ended": "",

@@ -29,10 +29,13 @@ async def record_of(store: str, run_id: str = "a") -> Any:
         return (await runs.load(run_id)).record
 
 
-async def set_status(store: str, status: str) -> None:
+async def set_status(store: str, status: str, retries: int = 2) -> None:
     database = await open_database(store)
-    statement = "UPDATE planner_runs SET status = :status, owner = NULL, retries = 2"
-    await database.transact((statement, {"status": status}))
+    statement = """
+        UPDATE planner_runs
+        SET status = :status, owner = NULL, retries = :retries, attempts = 5, wake_at = 4e9
+    """
+    await database.transact((statement, {"status": status, "retries": retries}))
     await database.close()
 
 
@@ -55,6 +58,8 @@ async def test_a_failed_run_is_retried(store: str) -> None:
         assert "2 faults since its last reply" in page
         assert (await ann.send("runs/a/retry", {})).status_code == 200
         assert (await record_of(store)).status == "running"
+        await set_status(store, "running", retries=1)
+        assert "attempt 2 of 5, next at 2096-10-02" in (await ann.get("runs/a")).text
         again = await ann.send("runs/a/retry", {})
         assert again.status_code == 409 and "has not failed" in again.text
         assert (await ann.send("runs/a/destroy", {})).status_code == 404

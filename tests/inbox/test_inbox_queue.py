@@ -95,6 +95,23 @@ async def test_equal_calls_are_a_list_of_their_own(store: str) -> None:
         assert ann.page.count(" checked>") == 2
 
 
+async def test_groups_of_equal_calls_are_decided_together(store: str) -> None:
+    """One line a group, with its number; a selected group is all calls that the page counted, and no later one."""
+    async with inbox(store, authorize=lambda _: True) as base, visitor_at(base) as ann:
+        await ann.get("?groups=yes&run_id=a")
+        assert re.findall(r"<strong>(\d+) \S</strong>", ann.page) == ["2"]
+        items = re.findall(r'name="item" value="([^"]*)"', ann.page)
+        assert [len(text.split()) for text in items] == [4, 2]
+        assert "Select all 3 that are shown" in ann.page
+        response = await ann.send(
+            "approvals?groups=yes", {"decision": "approve", "item": items[:1]}
+        )
+        assert "2 of 2 approved." in response.text
+        assert 'href="/?groups=yes"' in response.text
+    async with Approvals.connect(store) as approvals:
+        assert [one.call_id for one in await approvals.pending("a")] == ["refund1"]
+
+
 async def test_the_list_has_what_the_visitor_may_decide(store: str) -> None:
     """Where a hook decides who may, others' calls are left out, counted, and one click away."""
 
@@ -108,8 +125,9 @@ async def test_the_list_has_what_the_visitor_may_decide(store: str) -> None:
     ):
         assert found((await bo.get("")).text) == ["b%2F0%2Fletter"]
         assert "3 wait for others" in bo.page
-        assert len(found((await bo.get("?mine=no")).text)) == 4
+        assert len(found((await bo.get("?person=")).text)) == 4
         assert len(found((await tess.get("")).text)) == 4
+        assert found((await tess.get("?person=bo")).text) == ["b%2F0%2Fletter"]
         response = await bo.decide("approvals/b%2F0%2Fletter", "approve next")
         assert "Nothing waits for your decision" in response.text
 
