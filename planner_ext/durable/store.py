@@ -528,12 +528,13 @@ class JournalStore:
         self, run_id: str, seen: int, *, now: float
     ) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
         """Read a run, whether it `continues`, and its facts after the first ``seen``."""
-        values: dict[str, Value] = {"run_id": run_id, "now": now, "seen": seen}
+        values: dict[str, Value] = {**times(now), "run_id": run_id, "seen": seen}
+        statement = _RUN_AND_DUE.format(now=self.database.now)
         rows, facts = await self.database.transact(
-            (_RUN_AND_DUE, values), (_JOURNAL, values)
+            (statement, values), (_JOURNAL, values)
         )
-        record = _read_run(run_id, [row[:-1] for row in rows])
-        return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
+        record = _read_run(run_id, [row[:-2] for row in rows])
+        return record, bool(rows[0][-2]), read_facts(run_id, facts, first=seen)
 
     async def record_and_due(
         self, run_id: str, *, now: float
