@@ -618,15 +618,6 @@ class FunctionCallingStepwisePlanner:
     def _limits(
         self, options: CheckedOptions, budget: Budget | None, kept: Rules | None
     ) -> Budget:
-        if (
-            kept is not None
-            and kept.structured
-            and self.options.response_format is None
-        ):
-            raise InvalidOptionError(
-                "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
-                "response_format. Resume it with the one that it began with."
-            )
         if budget is not None:
             given = options.bounded(budget)
             most = self._checked_options().budget.max_iterations

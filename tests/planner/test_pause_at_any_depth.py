@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.contents import FunctionResultContent
@@ -362,6 +363,12 @@ async def test_code_that_makes_another_run_when_called_again_is_refused_by_name(
     assert 400 not in world.bank.paid
 
 
+class Answer(BaseModel):
+    """The form of an answer."""
+
+    text: str
+
+
 def accepts(answer: str, context: AnswerContext) -> None:
     """Accept any answer."""
 
@@ -379,18 +386,23 @@ async def test_a_run_inside_goes_on_only_with_the_check_of_its_answer() -> None:
     assert result.status == "answered"
 
 
-async def test_so_does_a_run_that_code_makes() -> None:
+@pytest.mark.parametrize(
+    "began", [{"check_answer": accepts}, {"response_format": Answer}]
+)
+async def test_so_does_a_run_that_code_makes(began: Any) -> None:
     """Its options are known when it is made again; the decision can be given once more then."""
     world, own = own_world("work")
-    checking = planner_with("clerk", plan=False, check_answer=accepts)
-    own.planner = checking
+    first = planner_with("clerk", plan=False, **began)
+    own.planner = first
     paused = await world.planner.invoke(world.kernel, "Go.")
     own.planner = planner_with("clerk", plan=False)
     decisions = {"call_1/call_1": Approve(by="ann")}
-    with pytest.raises(PlannerInvalidConfigurationError, match="check_answer"):
+    with pytest.raises(
+        PlannerInvalidConfigurationError, match="with the one that it began with"
+    ):
         await world.planner.resume(world.kernel, paused.checkpoint, decisions)
     assert world.bank.paid == []
-    own.planner = checking
+    own.planner = first
     await world.planner.resume(world.kernel, paused.checkpoint, decisions)
     assert world.bank.paid == [4]
 

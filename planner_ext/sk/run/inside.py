@@ -211,10 +211,11 @@ class RunsInside:
 
         Raises:
             RunRefusedError: Naming the guards of a run inside that are missing.
-            InvalidOptionError: If ``check_answer`` is missing.
+            InvalidOptionError: If ``check_answer`` or a ``response_format`` is missing.
         """
         for run in open_runs(self.state):
-            if run.state.rules.checked or run.state.run_id in self._guards:
+            rules = run.state.rules
+            if rules.checked or rules.structured or run.state.run_id in self._guards:
                 context = self._context(run)
                 if context is not None:
                     self._check(run, context)
@@ -227,6 +228,11 @@ class RunsInside:
             raise InvalidOptionError(
                 "The run began with check_answer, which neither a checkpoint nor a store holds; there is none here. "
                 "Resume it with the one that it began with."
+            )
+        if run.state.rules.structured and context.form is None:
+            raise InvalidOptionError(
+                "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
+                "response_format. Resume it with the one that it began with."
             )
 
 
