@@ -972,11 +972,15 @@ class WorkerPool:
             RunNotAnsweredError: If it is failed or quarantined.
             Exception: On a fault; the run's row says when it is retried.
         """
+        fences = 0
         while not self._is_leaving:
+            if fences > 1:  # it may be refused for another reason, at each write
+                await self.runner.clock.sleep(self.poll_seconds)
             claim = await self._claimed(job.run_id, wait=wait)
             try:
                 return await self._drive_here(job, claim)
             except RunFencedError as error:
+                fences += 1
                 log_run(
                     logging.INFO, job.run_id, f"continues elsewhere: {escaped(error)}"
                 )

@@ -1,9 +1,10 @@
 """A fault of the endpoint, of the application or of the store is retried by any worker, and then parked."""
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,29 @@ async def test_a_worker_whose_clock_is_ahead_takes_no_retry_early(
         seconds = (await runs.activate("r")).seconds
         assert seconds is not None
         assert 0.0 < seconds <= 60.0
+
+
+async def test_a_run_that_is_fenced_at_each_write_is_driven_with_pauses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its database refuses a null as it refuses a second row; the worker does not try in a tight loop."""
+    caplog.set_level("INFO")
+    path = tmp_path / "runs.db"
+    async with Runs.sqlite(path, poll_seconds=0.1) as runs:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(
+                "CREATE TRIGGER damage BEFORE INSERT ON planner_journal WHEN NEW.run_id IS NOT NULL "
+                "BEGIN INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (NULL, 0, 1, ''); END"
+            )
+        app = world(tmp_path / "effects", [say("Done.")])
+        await runs.start(*app, GOAL, run_id="r")
+        began: list[float] = []
+        async with asyncio.timeout(LIMIT_SECONDS / 4):
+            while (fences := caplog.text.count("continues elsewhere")) < 9:
+                if fences and not began:
+                    began.append(time.monotonic())
+                await asyncio.sleep(0.005)
+        assert time.monotonic() - began[0] >= 0.6
 
 
 async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(
