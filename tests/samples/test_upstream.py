@@ -1,11 +1,14 @@
 """The notes for other projects: each program still fails as its note says, on the versions that are installed."""
 
+import os
 import re
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from support.postgres import PostgresServer, find_programs
 from support.processes import Lives
 from support.values import stem
 
@@ -25,7 +28,9 @@ def test_there_are_programs() -> None:
     assert all(PROGRAM.search(note.read_text("utf-8")) for note in NOTES)
 
 
-NAMED = {"semantic-kernel": (1, 45), "openai": (3, 57)}
+DATABASE = "DBOS_SYSTEM_DATABASE_URL"
+"""The variable in which a program finds its database."""
+NAMED = {"semantic-kernel": (1, 45), "openai": (3, 57), "dbos": (3, 4)}
 OLDER = [
     name
     for name, named in NAMED.items()
@@ -39,6 +44,12 @@ def test_a_note_is_still_true(
     program: str, said: str, lives: Lives, tmp_path: Path
 ) -> None:
     """The program fails by its assertion, with the message in the note; once it does not, the note has served."""
-    done = lives.run("-c", program, cwd=tmp_path)
+    needs_server = DATABASE in program
+    if needs_server and find_programs() is None:
+        pytest.skip("no PostgreSQL here")
+    # A server of its own: the program makes it read-only.
+    with PostgresServer() if needs_server else nullcontext() as server:
+        given = {} if server is None else {DATABASE: server.url()}
+        done = lives.run("-c", program, cwd=tmp_path, env=os.environ | given)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == f"AssertionError: {said}"
