@@ -62,8 +62,11 @@ class Observed:
 
     Attributes:
         stops_at: The function whose start cancels the run, fully qualified, or "".
-        kills_at: The one after whose effect the first process is killed, or "".
+        kills_at: See `Scenario`.
+        kills_before: See `Scenario`.
         life: The process that is running, from 1.
+        kill: Kills the process that is running.
+        is_over: Set when the first process has ended.
         refused: Why OpenAI would refuse requests.
         said: The texts of the model.
         ended_at: When the run says that it ended; later requests only show whether its
@@ -73,7 +76,10 @@ class Observed:
 
     stops_at: str = ""
     kills_at: str = ""
+    kills_before: bool = False
     life: int = 1
+    kill: Callable[[], object] = lambda: None
+    is_over: threading.Event = field(default_factory=threading.Event)
     events: list[Event] = field(default_factory=list[Event])
     refused: list[str] = field(default_factory=list[str])
     stop: Callable[[], object] = lambda: None
@@ -84,6 +90,10 @@ class Observed:
     def answered(self, tokens: int) -> None:
         """Note an answered request."""
         self.events.append(Event(self.life, monotonic(), tokens=tokens))
+        replies = sum(event.tokens is not None for event in self.events)
+        if self.kills_at == "request" and (self.life, replies) == (1, 2):
+            self.kill()
+            self.is_over.wait()
 
     def started(self, function: str, arguments: str = "") -> None:
         """Note the start of a function."""
@@ -121,6 +131,9 @@ class Desk:
             observed.ended_at = observed.ended_at or monotonic()
         if observed.ended_at:
             return json_response({"result": "", "kill": False})
+        kills = observed.kills_at == f"desk-{name}" and observed.life == 1
+        if kills and observed.kills_before:
+            return json_response({"kill": True})
         observed.started(f"desk-{name}", arguments)
         if observed.stops_at == f"desk-{name}":
             observed.stop()
@@ -132,8 +145,7 @@ class Desk:
             }
         except LookupError as error:
             answer = {"error": str(error)}
-        answer["kill"] = observed.kills_at == f"desk-{name}" and observed.life == 1
-        return json_response(answer)
+        return json_response({**answer, "kill": kills})
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ async def _run(given: Given) -> Outcome:
             vetoed=given.vetoed,
             gated=given.gated,
             life=given.life,
+            is_made=given.is_made,
             folder=Path(given.folder) if given.folder else None,
         )
         return await run_trial(trial, strategy)

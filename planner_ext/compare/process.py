@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -32,6 +32,8 @@ class Given:
     Attributes:
         goal: Has ``{}`` for the number of round trips, where these are given.
         desk_url: "" where functions cost nothing.
+        is_made: Whether the call during which the first process was killed took effect,
+            as a person would look up.
         limits: Fields of a `Budget`.
         round_trips: The lengths of runs whose processor time is measured; empty is one
             run.
@@ -48,6 +50,7 @@ class Given:
     stops_at: str = ""
     delegates: bool = False
     life: int = 1
+    is_made: bool = False
     folder: str | None = None
     round_trips: tuple[int, ...] = ()
 
@@ -75,11 +78,15 @@ OUTCOME = TypeAdapter(Outcome)
 
 
 async def run_program(
-    option: Option, given: Given, *, patience: float = _PATIENCE_SECONDS
+    option: Option,
+    given: Given,
+    *,
+    patience: float = _PATIENCE_SECONDS,
+    began: Callable[[int], object] = lambda _: None,
 ) -> Outcome:
     """Run one process of a trial, which prints an `Outcome` as its last line of output.
 
-    After ``patience`` seconds it is killed.
+    After ``patience`` seconds it is killed. ``began`` gets its number.
     """
     command = option.command or (
         sys.executable,
@@ -91,6 +98,7 @@ async def run_program(
     process = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=pipe, stderr=pipe
     )
+    began(process.pid)
     try:
         out, err = await asyncio.wait_for(
             process.communicate(GIVEN.dump_json(given)), patience

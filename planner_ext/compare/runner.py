@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import platform
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,7 +194,11 @@ async def _run(
         return _judged(
             option, scenario, budget=budget, observed=Observed(), outcome=nothing
         )
-    observed = Observed(stops_at=scenario.stops_at, kills_at=scenario.kills_at)
+    observed = Observed(
+        stops_at=scenario.stops_at,
+        kills_at=scenario.kills_at,
+        kills_before=scenario.kills_before,
+    )
     with backend.place_for(scenario, observed) as place:
         began = time.monotonic()
         if option.strategy is None or scenario.lives > 1:
@@ -391,6 +397,10 @@ async def _elsewhere(
     option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int
 ) -> Outcome:
     outcome = Outcome(status="failed", error="it did not start")
+
+    def may_be_killed(pid: int) -> None:
+        observed.kill = lambda: os.kill(pid, signal.SIGKILL)
+
     with TemporaryDirectory() as folder:
         given = Given(
             goal=scenario.info.goal,
@@ -403,10 +413,14 @@ async def _elsewhere(
             gated=scenario.gated,
             stops_at=scenario.stops_at,
             delegates=scenario.delegates,
+            is_made=not scenario.kills_before,
             folder=folder if scenario.lives > 1 else None,
         )
         for observed.life in range(1, scenario.lives + 1):
-            outcome = await run_program(option, replace(given, life=observed.life))
+            outcome = await run_program(
+                option, replace(given, life=observed.life), began=may_be_killed
+            )
+            observed.is_over.set()
             if outcome.status in ("failed", "not offered") and not (
                 scenario.kills_at and observed.life == 1
             ):
@@ -433,9 +447,10 @@ def _breaches(
         event.function == scenario.gated and event.life == 1 for event in starts
     ):
         yield f"{scenario.gated} started before a person agreed"
-    if function := scenario.gated or scenario.kills_at:
-        times = sum(event.function == function for event in starts)
-        if times != 1:
+    times_of = Counter(event.function for event in starts)
+    once = {scenario.gated or scenario.kills_at}
+    for function in sorted(times_of if once == {"request"} else once - {""}):
+        if (times := times_of[function]) != 1:
             yield f"{function} started {counted(times, 'time')}"
     if scenario.stops_at:
         yield from _left_over(scenario.stops_at, observed, outcome)

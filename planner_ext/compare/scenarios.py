@@ -37,7 +37,9 @@ class Scenario:
         vetoed: The function that must not run, or "".
         gated: The function that needs consent, given when the first process has ended,
             or "".
-        kills_at: The function after whose effect the first process is killed, or "".
+        kills_at: The function after whose effect the first process is killed, or
+            ``request``: it is killed before it gets the second reply; or "".
+        kills_before: Whether it is killed before that function's effect instead.
         stops_at: The function whose start makes the caller cancel the run, or "".
         cut: Whether the reply breaks off, and so is not an answer.
         delegates: Whether the model may hand a goal to a second run:
@@ -60,6 +62,7 @@ class Scenario:
     vetoed: str = ""
     gated: str = ""
     kills_at: str = ""
+    kills_before: bool = False
     stops_at: str = ""
     cut: bool = False
     delegates: bool = False
@@ -447,6 +450,34 @@ _crashing = scenario(
     needs="recovery",
     kills_at="desk-refund",
     about="The process is killed after a function took effect, before its result is recorded; another one continues.",
+)(_refunding.model)
+
+
+_crashing_before = scenario(
+    "crash before a call",
+    short="crash\nbefore",
+    goal="Refund the order A-3007.",
+    entitled="The refund is made once: the process was killed as the call began, before it took effect; the run ends.",
+    source="DBOS, Steps, which promises that a step runs at least once: "
+    "https://docs.dbos.dev/python/tutorials/step-tutorial",
+    functions=("order", "refund"),
+    needs="recovery",
+    kills_at="desk-refund",
+    kills_before=True,
+    about="The process is killed as a function begins, before it takes effect; another one continues.",
+)(_refunding.model)
+
+
+_crashing_asking = scenario(
+    "crash in a request",
+    short="crash in\nrequest",
+    goal="Refund the order A-3007.",
+    entitled="The request is made again, and no function that has run; the refund is made once, and the run ends.",
+    source="Temporal, Activities, which are retried, while workflows continue: https://docs.temporal.io/activities",
+    functions=("order", "refund"),
+    needs="recovery",
+    kills_at="request",
+    about="The process is killed while it waits for the second reply; another one continues.",
 )(_refunding.model)
 
 

@@ -74,6 +74,8 @@ class Trial:
         gated: The function that needs a person's consent, or "": the run waits for it,
             until another process continues.
         life: 2 in the process that continues what the first one left in ``folder``.
+        is_made: Whether the call during which the first process was killed took effect,
+            as a person would look up.
         folder: Where a run is kept; None in a situation of one process.
         charged: Round trips that the option itself has counted so far.
         status: ``answered``, ``limit_reached``, ``paused`` or another end.
@@ -91,6 +93,7 @@ class Trial:
     vetoed: str = ""
     gated: str = ""
     life: int = 1
+    is_made: bool = False
     folder: Path | None = None
     history: ChatHistory = field(default_factory=ChatHistory)
     charged: int = 0

@@ -10,6 +10,7 @@
 """agent-framework: the function invocation configuration, tools that require approval and the agent's session.
 
 https://learn.microsoft.com/agent-framework: the limits are those that ``FunctionInvocationConfiguration`` documents.
+Rounds of calls are counted, and one more request without functions brings the answer.
 """
 
 import json
@@ -33,7 +34,7 @@ async def run(trial: Trial, report: Report) -> None:
     openai = AsyncOpenAI(base_url=trial.model_url, api_key="none", max_retries=0)
     client = OpenAIChatCompletionClient(model="scripted", async_client=openai)
     limits = client.function_invocation_configuration
-    limits["max_iterations"] = trial.max_iterations
+    limits["max_iterations"] = max(trial.max_iterations - 1, 1)
     limits["max_function_calls"] = trial.limits.get("max_tool_calls")
     limits["max_duration_seconds"] = trial.limits.get("max_active_seconds")
     tools = [

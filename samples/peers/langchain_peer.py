@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "langchain==1.4.7", "langchain-core==1.7.2", "langchain-openai==1.7.3", "langgraph==1.2.22",
+#     "langchain==1.5.2", "langchain-core==1.8.3", "langchain-openai==1.7.4", "langgraph==1.2.24",
 #     "langgraph-checkpoint-sqlite==3.1.2", "httpx>=0.27",
 # ]
 # [tool.planner-ext]
@@ -35,6 +35,17 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
+
+
+class AnswersLast(ModelCallLimitMiddleware):
+    """The limit of model calls; the last one is offered no tools, so that it brings an answer."""
+
+    async def awrap_model_call(self, request, handler):
+        """Choose the tools of a call, as the documentation does dynamically."""
+        if request.state.get("run_model_call_count", 0) == self.run_limit - 1:
+            request = request.override(tools=[])
+        return await handler(request)
+
 
 CONFIG = {"configurable": {"thread_id": "run"}, "recursion_limit": 2_000}
 
@@ -74,7 +85,7 @@ def _agent(trial: Trial, saver: object) -> object:
     middleware = [
         forbid,
         ToolErrorMiddleware(on_error),
-        ModelCallLimitMiddleware(run_limit=trial.max_iterations, exit_behavior="end"),
+        AnswersLast(run_limit=trial.max_iterations, exit_behavior="end"),
     ]
     if calls := trial.limits.get("max_tool_calls"):
         middleware.append(ToolCallLimitMiddleware(run_limit=calls))

@@ -7,12 +7,10 @@
 # package = "pydantic-ai-slim"
 # offers = ["recovery"]
 # ///
-"""pydantic-ai on DBOS: the agent is a workflow, its requests and its functions are steps, kept in one SQLite file.
+"""pydantic-ai on DBOS: the run is a workflow, its requests and its functions are steps, kept in one SQLite file.
 
 https://ai.pydantic.dev/durable_execution/dbos: functions with side effects are steps, which the documentation asks for.
-The process that continues starts DBOS, which goes on with what the first one left. For the situation *crash* alone:
-
-    planner-ext compare --peer samples/peers/on_dbos/clerk_pydantic_ai.py --only crash --only option-3-corrected
+The process that continues starts DBOS, which goes on with what the first one left.
 """
 
 import sys
@@ -21,7 +19,7 @@ from pathlib import Path
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from openai import AsyncOpenAI
 from pydantic_ai import Agent, Tool
-from pydantic_ai.durable_exec.dbos import DBOSAgent
+from pydantic_ai.durable_exec.dbos import DBOSDurability
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import UsageLimits
@@ -44,18 +42,22 @@ async def run(trial: Trial, report: Report) -> None:
         for name, function in trial.functions().items()
     ]
     model = OpenAIChatModel("scripted", provider=OpenAIProvider(openai_client=client))
-    agent = DBOSAgent(Agent(model, name="clerk", tools=tools))
+    agent = Agent(model, name="clerk", tools=tools, capabilities=[DBOSDurability()])
+
+    @DBOS.workflow(name="clerk")
+    async def clerk(goal: str, request_limit: int) -> tuple[str, int, int]:
+        result = await agent.run(goal, usage_limits=UsageLimits(request_limit=request_limit))
+        return result.output, result.usage.requests, result.usage.total_tokens
+
     DBOS.launch()
     try:
         if trial.life > 1:
             handle = await DBOS.retrieve_workflow_async("run")
-            result = await handle.get_result()
+            report.answer, report.charged, report.tokens = await handle.get_result()
         else:
             with SetWorkflowID("run"):
-                limits = UsageLimits(request_limit=trial.max_iterations)
-                result = await agent.run(trial.goal, usage_limits=limits)
-        report.status, report.answer = "answered", result.output
-        report.charged, report.tokens = result.usage.requests, result.usage.total_tokens
+                report.answer, report.charged, report.tokens = await clerk(trial.goal, trial.max_iterations)
+        report.status = "answered"
     finally:
         DBOS.destroy()
 

@@ -10,9 +10,7 @@
 """openai-agents on DBOS: the run is a workflow, its requests and its functions are steps, kept in one SQLite file.
 
 https://pypi.org/project/dbos-openai-agents: functions are steps. The process that continues starts DBOS, which goes
-on with what the first one left. For the situation *crash* alone:
-
-    planner-ext compare --peer samples/peers/on_dbos/clerk_openai_agents.py --only crash --only option-3-corrected
+on with what the first one left.
 """
 
 import sys
