@@ -52,10 +52,14 @@ async def run(trial: Trial, report: Report) -> None:
     ]
     agent = Agent(name="clerk", model=OpenAIChatCompletionsModel("scripted", client), tools=tools)
     if trial.delegates:
-        helper = agent.clone()
-        agent.tools.append(
-            helper.as_tool("helper-reach_goal", "Hand a goal to a helper.", max_turns=trial.max_iterations)
-        )
+        helper = agent.clone(tools=tools.copy())
+
+        async def reach_goal(goal: str) -> str:
+            """Hand a goal to a helper, who reaches it and reports."""
+            # An agent as a tool with a parameter of its own, as the documentation customizes one.
+            return str((await Runner.run(helper, goal, max_turns=trial.max_iterations)).final_output)
+
+        agent.tools.append(function_tool(reach_goal, name_override="helper-reach_goal"))
     config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
     forced = []
 
