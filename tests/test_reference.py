@@ -10,10 +10,12 @@ from pathlib import Path
 from support.surface import MODULES
 
 ROOT = Path(__file__).parent.parent
+PUBLIC = {name for module in MODULES for name in import_module(module).__all__}
+INNER = re.compile(r"(planner_ext\.(?:approval|core|engine|sk)\.(?:\w+\.)*(\w+))")
 
 
 def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
-    """One command builds it without a warning; a module's page describes each of its names by public names alone."""
+    """One command builds it without a warning; a page describes each of its names by public names alone, types too."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     command = ["bash", str(ROOT / ".ci" / "reference"), str(tmp_path)]
@@ -36,6 +38,11 @@ def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
             if re.search('class="(docstring|attr variable)"', text)
         }
         assert sorted(names - described) == [], module
+        attributes = re.findall(
+            r'<div class="attr (?:function|variable)">(.*?)</div>', page, re.DOTALL
+        )
+        types = INNER.findall(re.sub("<.*?>", "", " ".join(attributes)))
+        assert [path for path, name in types if name in PUBLIC] == [], module
         texts = " ".join(
             re.findall(r'<div class="docstring">(.*?)</div>', page, re.DOTALL)
         )

@@ -97,7 +97,12 @@ class Approve:
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not run the call; the model reads that it was refused, and why. A blank reason becomes ""."""
+    """Do not run the call; the model reads that it was refused, and why.
+
+    Attributes:
+        reason: What the model reads; a blank one becomes "".
+        by: Who decided, for the record.
+    """
 
     reason: str = ""
     by: str | None = None
@@ -111,7 +116,12 @@ class Deny:
 @suggests_names
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Do not run the call; the model reads this result, encoded as a function's would be."""
+    """Do not run the call; the model reads this result in its place.
+
+    Attributes:
+        result: Encoded as a function's result would be.
+        by: Who decided, for the record.
+    """
 
     result: Any
     by: str | None = None

@@ -276,7 +276,7 @@ class ApprovalPolicy(_Data, Policy):
     """Decides calls by rules; the first one that matches wins.
 
     Attributes:
-        default: For calls that no rule is for. Mandatory; ``ask`` or ``deny`` is
+        default: For calls that no rule matches. Mandatory; ``ask`` or ``deny`` is
             recommended. Only a rule, and no default, frees a function marked with
             ``@requires_approval``.
     """
