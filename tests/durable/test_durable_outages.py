@@ -311,6 +311,7 @@ async def test_a_policy_that_never_retries_waits_for_no_endpoint(
         ({"retry-after": "Fri, 01 Jan 2100 00:00:00 GMT"}, 3600.0),
         ({"retry-after": "soon"}, 1.0),
         ({"retry-after": "inf"}, 1.0),
+        ({"retry-after": "1 Jan 2026 00:5955942359"}, 1.0),
     ],
 )
 async def test_retry_after_is_honoured(

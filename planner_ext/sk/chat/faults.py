@@ -130,7 +130,7 @@ def _retry_after(error: BaseException) -> float:
         seconds = _number(given)
         if seconds is not None:
             return seconds
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):  # of a date with too long a number
             date = parsedate_to_datetime(str(given))
             return max(0.0, date.timestamp() - time.time())
     return 0.0
