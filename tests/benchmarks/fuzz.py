@@ -3,9 +3,9 @@
     python tests/benchmarks/fuzz.py checkpoint --minutes 10 --seed 1
     python tests/benchmarks/fuzz.py all --minutes 1 --keep found/
 
-Parsers: checkpoint, journal, policy, cassette, reply, webhook, inbox. Minutes are of processor time. Each text that
-breaks a promise is printed with its trace, and written to a file in ``--keep``. Exits with 1 if there is one. SIGINT
-and SIGTERM end it after the text at hand; the figures up to then are printed.
+Parsers: checkpoint, journal, policy, cassette, reply, webhook, inbox, front_end. Minutes are of processor time. Each
+text that breaks a promise is printed with its trace, and written to a file in ``--keep``. Exits with 1 if there is
+one. SIGINT and SIGTERM end it after the text at hand; the figures up to then are printed.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """All parsers to fuzz, by name."""
 
+from fuzzing.front_end import front_end
 from fuzzing.mutation import Subject
 from fuzzing.rows import journal
 from fuzzing.texts import cassette, checkpoint, policy
@@ -13,4 +14,5 @@ SUBJECTS: dict[str, Subject] = {
     "reply": reply,
     "webhook": webhook,
     "inbox": inbox_pages,
+    "front_end": front_end,
 }

@@ -40,6 +40,11 @@ _ANSWERS: tuple[ScriptedReply, ...] = (
     ScriptedReply(text=None, finish_reason="length"),
     ScriptedReply(refusal="No."),
 )
+_BUSY = {
+    "status": 429,
+    "headers": {"retry-after": "Fri, 01 Jan 2100 00:00:00 GMT"},
+    "body": {"error": {"message": "Too many requests."}},
+}
 
 
 def _written(reply: ScriptedReply, *, streamed: bool) -> dict[str, Any]:
@@ -155,6 +160,7 @@ async def reply(_: Path) -> AsyncGenerator[Fuzzed]:
         for way in range(8)
         for answers in (_ANSWERS[:2], _ANSWERS[2:3], _ANSWERS[3:4], _ANSWERS[4:])
     ]
+    seeds.append(json.dumps({"way": 0, "answers": [_BUSY]}))
     try:
         yield Fuzzed(seeds, check)
     finally:
