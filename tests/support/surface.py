@@ -1,4 +1,4 @@
-"""The public surface as text: each public name with its parameters, members and bases.
+"""The public surface as text: each public name with its parameters, members, bases and alternatives.
 
     cd tests && python -m support.surface > surface.txt      after a change that is meant
 
@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from inspect import get_annotations
-from typing import Any, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from typer.main import get_command
 from typing_extensions import is_protocol
+
+from planner_ext.cli.app import app
 
 MODULES = (
     "planner_ext",
@@ -51,7 +55,26 @@ def surface() -> str:
         for name in names:
             value = getattr(sys.modules[module], name)
             lines += [f"  {line}" for line in described(name, value)]
+    lines += ["", "planner-ext", *(f"  {line}" for line in commands(get_command(app)))]
     return "\n".join(lines[1:]) + "\n"
+
+
+def commands(command: Any, *words: str) -> Iterator[str]:
+    """Write each command with its arguments and options, in the order of its help."""
+    if words and not hasattr(command, "commands"):
+        yield " ".join([*words, *map(parameter, command.params)])
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, *words, name)
+
+
+def parameter(value: Any) -> str:
+    """Write an argument or option of a command: its names, and its default if it has one."""
+    names = "/".join([*value.opts, *value.secondary_opts])
+    if value.param_type_name == "argument":
+        names = names.upper()
+    if value.required or value.default in (None, False, ()):
+        return names if value.required else f"[{names}]"
+    return f"[{names}={default(value.default)}]"
 
 
 def described(name: str, value: Any) -> Iterator[str]:
@@ -59,10 +82,10 @@ def described(name: str, value: Any) -> Iterator[str]:
     if "@private" in (getattr(value, "__doc__", None) or ""):
         return
     if get_origin(value) is not None or not callable(value):
-        yield f"{name}: value"
+        yield f"{name}: {alternatives(value)}"
     elif inspect.isclass(value):
         bases = [base.__name__ for base in value.__bases__ if base is not object]
-        yield f"class {name}({', '.join(bases)})"
+        yield f"{kind(value)} {name}({', '.join(bases)})"
         given = constructor(value)
         if given is not None:
             yield f"  __init__{shown(given)}"
@@ -70,7 +93,40 @@ def described(name: str, value: Any) -> Iterator[str]:
         for key in sorted(members(value) - said):
             yield f"  {member(value, key)}"
     else:
-        yield f"{name}{shown(inspect.signature(value))}"
+        yield called(name, value)
+
+
+def alternatives(value: Any) -> str:
+    """Write what a union or a `Literal` allows, by name; anything else is a value."""
+    if get_origin(value) not in (Literal, Union, UnionType):
+        return "value"
+    return " | ".join(
+        one.__name__ if inspect.isclass(one) else as_argument(one)
+        for one in get_args(value)
+    )
+
+
+def as_argument(value: Any) -> str:
+    """Write a value of a `Literal`; a type that has no name of its own by what it is."""
+    origin = get_origin(value)
+    return repr(value) if origin is None else str(getattr(origin, "__name__", origin))
+
+
+def kind(value: type) -> str:
+    """Say whether a class is one of data, whose values are equal by their fields, and whether these stay."""
+    if not is_dataclass(value):
+        return "class"
+    given: Any = vars(value).get("__dataclass_params__")
+    if given is None:  # the fields are those of a base
+        return "class"
+    words = [word for word in ("frozen", "order") if getattr(given, word)]
+    return " ".join([*words, "dataclass" if given.eq else "dataclass of identities"])
+
+
+def called(name: str, value: Any) -> str:
+    """Write a function: whether it is awaited, and its parameters."""
+    awaited = "async " if inspect.iscoroutinefunction(value) else ""
+    return f"{awaited}{name}{shown(inspect.signature(value))}"
 
 
 def members(value: Any) -> set[str]:
@@ -139,7 +195,7 @@ def member(value: type, key: str) -> str:
     except AttributeError:
         return key
     if isinstance(found, staticmethod | classmethod) or inspect.isfunction(found):
-        return f"{key}{shown(inspect.signature(getattr(value, key)))}"
+        return called(key, getattr(value, key))
     return key
 
 
