@@ -264,6 +264,7 @@ def codes(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 
 def functions_of(files: set[str]) -> dict[str, list[FunctionType]]:
     """Find the live functions of modules."""
+    gc.unfreeze()  # the suite freezes what was collected, and get_objects leaves that out
     found: dict[str, list[FunctionType]] = {file: [] for file in files}
     by_path = {str(ROOT / file): functions for file, functions in found.items()}
     for one in gc.get_objects():
