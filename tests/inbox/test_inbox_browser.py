@@ -1,5 +1,6 @@
 """The inbox in a real browser: what people see and do in it, what they cannot do, and what a foreign page cannot do."""
 
+import os
 import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -509,6 +510,8 @@ async def test_twenty_calls_are_decided_by_keyboard(
                 arg=seen,
             )
             seen.append(await page.evaluate("location.pathname"))
+            if folder := os.environ.get("INBOX_FILM"):  # a picture of each decision
+                await page.screenshot(path=f"{folder}/{place:02}.png")
             if place == 7:
                 await press("d")
                 await page.keyboard.type("a reason, all of it")
