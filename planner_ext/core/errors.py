@@ -90,7 +90,7 @@ class NotAFunctionError(PlannerExtError, TypeError):
 
 
 class RunRefusedError(PlannerExtError):
-    """This process lacks a control that the run began under, or a function in which one waits; nothing ran."""
+    """This process lacks a control that the run began under, or a function in which the run waits; nothing ran."""
 
 
 class InvalidJournalError(PlannerExtError):
