@@ -363,9 +363,10 @@ asked, equal for equal calls. ``planner_refusals``: decisions that were not take
 approval that ``id`` names, or of a call of the run that did not wait.
 ``planner_workers.seen_at``: the worker's last heartbeat; after ``lease_seconds``
 without one others take its runs.
-``planner_notices.next_at``: when a notice is next sent; null once it was delivered or
-given up. ``planner_subscriptions``: the events of which notices are written, ``until``
-then. ``planner_grants.question``: digest of the question that ``decision`` answers,
+``planner_notices.next_at``: when a notice is next sent, by the database's time; at
+once if nobody has tried it yet; null once it was delivered or given up.
+``planner_subscriptions``: the events of which notices are written, ``until`` then.
+``planner_grants.question``: digest of the question that ``decision`` answers,
 ``used`` times so far, the last time for the approval ``used_for``.
 ``planner_deleted``: the `run_digest` of each deleted run's name, its last status, and
 the number and last link of its journal. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while

@@ -2,8 +2,10 @@
 
 A row is written in the transaction that changes the run's status, if a worker
 subscribed to the event within the last day. Any worker with a listener delivers it, at
-least once.
+least once. The store's clock tells when the next attempt is due.
 """
+
+# ruff: noqa: S608  (only the package's own text is put into a statement)
 
 import asyncio
 import base64
@@ -37,7 +39,7 @@ from planner_ext.durable.records import (
     read_approval,
     read_moment,
 )
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.store import LATER, STORE_NOW, JournalStore, times
 from planner_ext.engine.concurrency import called, end_tasks, in_thread
 from planner_ext.engine.ports import Clock
 
@@ -67,16 +69,18 @@ _SUBSCRIBE = """
     INSERT INTO planner_subscriptions (event, until) VALUES (:event, :until)
     ON CONFLICT (event) DO UPDATE SET until = excluded.until
 """
-_DUE = """
+_DUE = f"""
     SELECT id, run_id, event, body, created_at, attempts, next_at FROM planner_notices
-    WHERE next_at <= :now AND event IN (:paused, :ended, :failed) ORDER BY next_at, id LIMIT :limit
+    WHERE next_at IS NOT NULL AND (attempts = 0 OR next_at <= (SELECT {STORE_NOW}))
+          AND event IN (:paused, :ended, :failed)
+    ORDER BY next_at, id LIMIT :limit
 """
-_CLAIM = """
-    UPDATE planner_notices SET next_at = :until, attempts = attempts + 1
+_CLAIM = f"""
+    UPDATE planner_notices SET next_at = {LATER}, attempts = attempts + 1
     WHERE id = :id AND next_at = :seen RETURNING id
 """
-_SETTLE = """
-    UPDATE planner_notices SET next_at = :next_at, delivered_at = :delivered_at, problem = :problem, body = :body
+_SETTLE = f"""
+    UPDATE planner_notices SET next_at = {LATER}, delivered_at = :delivered_at, problem = :problem, body = :body
     WHERE id = :id
 """
 _OF_RUN = """
@@ -302,14 +306,11 @@ class Notifier:
 
     async def _begin(self) -> bool:
         """Begin to deliver the due notices; return whether more may be due."""
-        now = self._clock.now()
         events = {event: event if event in self._targets else "" for event in _EVENTS}
         free = _AT_ONCE - len(self._delivering)
-        (rows,) = await self._store.database.transact(
-            (_DUE, {"now": now, "limit": free, **events})
-        )
+        rows = await self._rows(_DUE, limit=free, **events)
         for row in rows:
-            task = asyncio.create_task(self._deliver(row, now))
+            task = asyncio.create_task(self._deliver(row))
             self._delivering.add(task)
             task.add_done_callback(self._delivering.discard)
         return len(rows) == free
@@ -324,16 +325,24 @@ class Notifier:
         )
         self._subscribed_at = now
 
-    async def _deliver(self, row: Sequence[Value], now: float) -> None:
+    async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
+        """Run a statement that plans or compares by the store's time."""
+        database = self._store.database
+        at = times(self._clock.now())
+        (rows,) = await database.transact(
+            (statement.format(now=database.now), {**values, **at})
+        )
+        return rows
+
+    async def _deliver(self, row: Sequence[Value]) -> None:
         """Deliver one notice, if no other worker has claimed it."""
         key, _, _, body, _, _, seen = row
-        claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
         # The run was deleted meanwhile, and the row with it.
         with (
             _logged(),
             suppress(UnknownRunError),
         ):
-            if (await self._store.database.transact((_CLAIM, claim)))[0]:
+            if await self._rows(_CLAIM, id=key, seen=seen, delay=_LEASE):
                 await self._call(row, _body(key, body))
 
     async def _call(self, row: Sequence[Value], state: "_Body") -> None:
@@ -383,15 +392,13 @@ class Notifier:
         key, run_id, event, _, created_at, attempts, _ = row
         now = self._clock.now()
         before = int(attempts or 0)
-        next_at = now + min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
-        over = next_at > float(created_at or 0) + _DAY
+        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
+        over = now + delay > float(created_at or 0) + _DAY
         await self._settle(
-            key, state, next_at=None if over else next_at, problem=json.dumps(problem)
+            key, state, delay=None if over else delay, problem=json.dumps(problem)
         )
         outlook = (
-            "it is given up"
-            if over
-            else f"it is tried again in {next_at - now:.1f} seconds"
+            "it is given up" if over else f"it is tried again in {delay:.1f} seconds"
         )
         level = logging.ERROR if over else logging.WARNING
         logger.log(
@@ -408,19 +415,13 @@ class Notifier:
         key: Value,
         state: "_Body",
         *,
-        next_at: float | None = None,
+        delay: float | None = None,
         delivered_at: float | None = None,
         problem: str | None = None,
     ) -> None:
-        values: dict[str, Value] = {
-            "next_at": next_at,
-            "delivered_at": delivered_at,
-            "problem": problem,
-        }
         body = json.dumps(asdict(state), separators=(",", ":"))
-        await self._store.database.transact(
-            (_SETTLE, {"id": key, "body": body, **values})
-        )
+        values: dict[str, Value] = {"delivered_at": delivered_at, "problem": problem}
+        await self._rows(_SETTLE, id=key, body=body, delay=delay, **values)
 
     async def _pending(self, record: RunRecord) -> tuple[PendingApproval, ...]:
         now = self._clock.now()

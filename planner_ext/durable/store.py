@@ -92,13 +92,15 @@ _CONTINUES = """
 """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a
 date."""
-_STORE_NOW = "{now} + CAST(:ahead AS DOUBLE PRECISION)"
-"""The time by which retries and earliest starts are due: the store's, as the clocks of
-workers differ. ``:ahead`` is how far a clock that an application gave is ahead of its
+STORE_NOW = "{now} + CAST(:ahead AS DOUBLE PRECISION)"
+"""The time by which retries, earliest starts and notices are due: the store's, as the
+clocks of workers differ. ``:ahead`` is how far a clock that an application gave is ahead of its
 machine's."""
+LATER = f"{STORE_NOW} + CAST(:delay AS DOUBLE PRECISION)"
+"""So many seconds after that time; null without a delay."""
 _RUN_AND_DUE = f"""
     SELECT {", ".join(RUN_COLUMNS)}, {_CONTINUES},
-        wake_at - CASE WHEN status = 'paused' THEN CAST(:now AS DOUBLE PRECISION) ELSE {_STORE_NOW} END
+        wake_at - CASE WHEN status = 'paused' THEN CAST(:now AS DOUBLE PRECISION) ELSE {STORE_NOW} END
     FROM planner_runs WHERE run_id = :run_id
 """
 
@@ -107,7 +109,7 @@ def _begun(which: str) -> str:
     """Select the due runs that somebody waits for, of those that a condition chooses."""
     return f"""
         SELECT run_id, created_at FROM planner_runs
-        WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= (SELECT {_STORE_NOW})) AND {which}
+        WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= (SELECT {STORE_NOW})) AND {which}
         UNION ALL SELECT run_id, created_at FROM planner_runs
         WHERE status = 'paused' AND {which}
               AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
@@ -158,7 +160,7 @@ def _claim_of(due: str, order: str) -> str:
         WITH free AS MATERIALIZED (
             SELECT run_id FROM planner_runs
             WHERE NOT {_HELD} AND {_FREE}
-                  AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= {_STORE_NOW})
+                  AND (status = 'paused' OR status IN ('queued', 'running') AND COALESCE(wake_at, 0) <= {STORE_NOW})
                   AND run_id IN (SELECT run_id FROM ({due}) AS due)
             ORDER BY {order} LIMIT :limit {{skip_locked}}
         )
@@ -854,8 +856,7 @@ class JournalStore:
             outage_at: Since when its endpoint is out.
             values: Of further columns.
         """
-        store_now = _STORE_NOW.format(now=self.database.now)
-        due = f"{store_now} + CAST(:delay AS DOUBLE PRECISION)"
+        due = LATER.format(now=self.database.now)
         statement = f"""
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = {due}, problem = :problem, retries = :retries,

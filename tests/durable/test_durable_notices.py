@@ -27,7 +27,15 @@ from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import open_database, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
-from support.durable import GOAL, decide_all, on_sqlite, open_runs, pays, world
+from support.durable import (
+    GOAL,
+    SetClock,
+    decide_all,
+    on_sqlite,
+    open_runs,
+    pays,
+    world,
+)
 from support.processes import Lives
 from support.webhook import WebhookServer
 
@@ -233,6 +241,60 @@ async def test_the_next_worker_delivers_what_a_killed_one_left(
     )
 
 
+async def test_a_notice_is_told_in_time_whatever_the_clocks_of_workers_show(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker's clock is an hour ahead when the run pauses; or also when a delivery fails, or begins and is lost."""
+    real = time.time
+    tried = asyncio.Queue[str]()
+
+    async def fail(notice: RunNotice) -> None:
+        await tried.put(notice.run_id)
+        if notice.run_id == "lost":
+            await asyncio.Event().wait()
+        raise ConnectionError("nobody is there")
+
+    monkeypatch.setattr(notices, "_LEASE", 0.01)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: real() + 3600.0)
+        options = {"clock": SetClock(), "poll_seconds": 0.01}
+        async with open_runs(store, **options, on_paused=fail) as runs:
+            await drive(runs, tmp_path, "refused")
+            await drive(runs, tmp_path, "lost")
+            while await tried.get() != "lost":
+                pass
+            assert runs._notifier is not None
+            monkeypatch.setattr(notices, "_LAST_SECONDS", 0.0)
+        async with open_runs(store, **options) as runs:
+            await drive(runs, tmp_path, "untried")
+    with WebhookServer() as server:
+        async with open_runs(store, poll_seconds=0.01, notify=server.url):
+            received = await in_thread(server, 3)
+    assert {one.body["run_id"] for one in received} == {"refused", "lost", "untried"}
+
+
+async def test_a_worker_whose_clock_is_ahead_tries_no_notice_early(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour ahead, it would use up all tries of a notice at once."""
+    real = time.time
+    monkeypatch.setattr(notices, "_FIRST_DELAY", 60.0)
+    with WebhookServer([500]) as server:
+        async with open_runs(store, poll_seconds=0.01, notify=server.url) as runs:
+            await drive(runs, tmp_path)
+            await in_thread(server, 1)
+        monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+        async with open_runs(
+            store, clock=SetClock(), poll_seconds=0.01, notify=server.url
+        ) as runs:
+            assert runs._notifier is not None
+            assert not await runs._notifier._begin()
+            (kept,) = await runs.notices("a")
+    assert kept.attempts == 1
+    assert kept.next_at is not None
+    assert abs(kept.next_at.timestamp() - real() - 60.0) < 60.0
+
+
 async def test_a_process_without_listeners_tells_those_who_asked(
     store: str, tmp_path: Path
 ) -> None:
@@ -308,7 +370,7 @@ async def test_a_run_in_quarantine_has_a_notice(store: str) -> None:
         opened_store(store) as other,
     ):
         await runs.submit(GOAL, run_id="a")
-        counts = {"retries": 0, "deaths": 3, "progress": 0}
+        counts = {"retries": 0, "attempts": 5, "deaths": 3, "progress": 0}
         assert await other.park(
             "a",
             seen=None,

@@ -16,7 +16,6 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, StoreError
 from planner_ext.durable.options import is_final
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.engine.concurrency import SystemClock
 from planner_ext.errors import (
     InvalidJournalError,
     InvalidOptionError,
@@ -29,6 +28,7 @@ from planner_ext.testing import Script, ScriptedFault, ScriptedOpenAIServer, cal
 from support.durable import (
     GOAL,
     PAY,
+    SetClock,
     Shop,
     decide_all,
     effects_in,
@@ -44,14 +44,6 @@ SOON = RetryPolicy(first_delay=0.05, attempts=4)
 LIMIT_SECONDS = 120
 BUSY, FORBIDDEN = ScriptedFault(status=500), ScriptedFault(status=401)
 UNREADABLE = ScriptedFault(status=200, body="<html>")
-
-
-class SetClock(SystemClock):
-    """The machine's clock, as somebody has set it."""
-
-    def now(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # a function there
-        """Return the time that it shows."""
-        return time.time()
 
 
 def working_life(store: str, effects: Path, url: str) -> None:
@@ -272,7 +264,12 @@ async def test_a_worker_whose_clock_is_ahead_takes_no_retry_early(
     app = world(tmp_path / "effects", [say("Done.")])
     async with open_runs(store, poll_seconds=0.02, clock=SetClock()) as runs:
         assert await runs._store.create("r", GOAL, owner=runs.worker_id, at=1.0)
-        counts: dict[str, Any] = {"retries": 1, "deaths": 0, "progress": 0}
+        counts: dict[str, Any] = {
+            "retries": 1,
+            "attempts": 5,
+            "deaths": 0,
+            "progress": 0,
+        }
         assert await runs._store.park(
             "r",
             seen=runs.worker_id,
@@ -330,6 +327,7 @@ async def test_who_waits_for_a_run_of_another_worker_hears_that_it_failed(
         await asyncio.sleep(0.05)
         counts: dict[str, Any] = {
             "retries": 5,
+            "attempts": 5,
             "deaths": 0,
             "progress": 0,
             "at": 2.0,

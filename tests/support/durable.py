@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -19,6 +20,7 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.durable import Approvals, Runs, effect
+from planner_ext.engine.concurrency import SystemClock
 from planner_ext.hitl_manager import Supply
 from planner_ext.testing import (
     Script,
@@ -143,6 +145,14 @@ async def decide_all(store: str | Path, by: str = "ann") -> int:
             for item in await approvals.pending()
         ]
     return sum(won)
+
+
+class SetClock(SystemClock):
+    """The machine's clock, as somebody has set it."""
+
+    def now(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # a function there
+        """Return the time that it shows."""
+        return time.time()
 
 
 def open_runs(store: str | Path, **options: Any) -> AbstractAsyncContextManager[Runs]:
