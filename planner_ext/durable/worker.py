@@ -20,8 +20,9 @@ the start of a call, or a result resets the numbers of faults and deaths.
 A death with one call in flight points at that call's run, which is driven alone from
 then on, so that it does not take a call of another run with it. Where several runs were
 in a call, or this one was in a request, the death points at none: they continue
-together, with a higher limit. After ``max_deaths`` of these in a call, a run is driven
-alone, too: so only a death of its own sets it aside.
+together, with a higher limit, as does a run whose call was begun less often than
+``max_deaths``: it was not in the call each time. After ``max_deaths`` of these in a
+call, a run is driven alone, too: so only a death of its own sets it aside.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ import logging
 import math
 import os
 import random
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -62,7 +63,14 @@ from planner_ext.core.errors import (
     UnansweredRunError,
     described,
 )
-from planner_ext.core.facts import CallFinished, Ended, ModelReplied, Planned, unwrapped
+from planner_ext.core.facts import (
+    CallFinished,
+    CallStarted,
+    Ended,
+    ModelReplied,
+    Planned,
+    unwrapped,
+)
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import frozen
 from planner_ext.durable.authorization import Doorkeeper
@@ -485,7 +493,7 @@ class Claims:
             return Examined(record=record)
         beat = self.workers.beat_of(owner)
         died = owner is not None and record.unfinished
-        progress, calls, _ = await self._standing(record.run_id)
+        progress, calls, begun, _ = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
         points_here = calls != "" and not await self._died_in_a_crowd(record)
@@ -496,7 +504,7 @@ class Claims:
             record=record,
             deaths=deaths,
             progress=progress,
-            most=self._most_deaths(points_here),
+            most=self._most_deaths(begun if points_here else 0),
             alone=alone,
             beat=beat,
         )
@@ -580,7 +588,7 @@ class Claims:
         reason.
         """
         record = await self.store.record(run_id)
-        progress, calls, _ = await self._standing(run_id)
+        progress, calls, begun, _ = await self._standing(run_id)
         if record.owner != self.workers.worker_id or (
             not calls and isinstance(error, asyncio.CancelledError)
         ):
@@ -590,7 +598,7 @@ class Claims:
             record=record,
             deaths=deaths + 1,
             progress=progress,
-            most=self._most_deaths(calls != ""),
+            most=self._most_deaths(begun),
         )
         if await self._quarantined(examined, calls):
             return
@@ -602,9 +610,9 @@ class Claims:
                 f"death {examined.deaths} of {examined.most}: {escaped(problem)}",
             )
 
-    def _most_deaths(self, points_here: bool) -> int:
-        """Return the deaths that quarantine a run; most that point at none are another run's fault."""
-        return self.max_deaths if points_here else self.max_deaths**2
+    def _most_deaths(self, begun: int) -> int:
+        """Return the deaths that quarantine a run whose call was begun so often; most others are not its fault."""
+        return self.max_deaths if begun >= self.max_deaths else self.max_deaths**2
 
     async def _quarantined(self, examined: Examined, calls: str) -> bool:
         """Quarantine a run after too many deaths; return whether there were."""
@@ -629,7 +637,7 @@ class Claims:
         record = await self.store.record(run_id)
         if record.owner != self.workers.worker_id:
             return
-        progress, _, deadline = await self._standing(run_id)
+        progress, _, _, deadline = await self._standing(run_id)
         retries, deaths = await self.store.counts(run_id, progress)
         now = self.clock.now()
         outage = self._outage_of(error)
@@ -702,26 +710,33 @@ class Claims:
             facts = (await self.store.load(run_id)).facts
             state = fold_journal(run_id, facts)
         except InvalidJournalError:  # driving the run reports this, too
-            return _Standing(0, "", math.inf)
+            return _Standing(0, "", 0, math.inf)
         batch = state.batch
         deadline = state.rules.limits.deadline
         recorded = sum(
             isinstance(unwrapped(fact), ModelReplied | Planned | CallFinished)
             for fact in facts
         )
-        calls = (
-            ()
-            if batch is None
-            else (call for call in batch.calls if call.started and call.answer is None)
-        )
+        calls = () if batch is None else batch.calls
+        in_flight = [call for call in calls if call.started and call.answer is None]
         names = [
-            f"{call.decided.function} ({call.request.id})"
-            for call in calls
-            if call.decided is not None
+            f"{call.decided_fact.function} ({call.request.id})" for call in in_flight
         ]
+        starts = Counter(
+            (fact.iteration, fact.index)
+            for fact in facts
+            if isinstance(fact, CallStarted)
+        )
         return _Standing(
             2 * recorded + bool(names),
             ", ".join(names),
+            max(
+                (
+                    starts[call.decided_fact.iteration, call.decided_fact.index]
+                    for call in in_flight
+                ),
+                default=0,
+            ),
             math.inf if deadline is None else deadline.timestamp(),
         )
 
@@ -733,11 +748,13 @@ class _Standing(NamedTuple):
         progress: Twice its replies and results, and one more while a call is in flight:
             the deaths before the call are not counted against it.
         calls: The names of its calls in flight.
+        begun: How often the one of them was begun that was begun most often.
         deadline: In seconds since the epoch.
     """
 
     progress: int
     calls: str
+    begun: int
     deadline: float
 
 

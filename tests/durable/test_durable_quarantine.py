@@ -447,6 +447,41 @@ async def test_deaths_before_a_call_began_do_not_count_against_it(
     assert record.deaths == 1
 
 
+def short_life(store: str, effects: Path) -> None:
+    """Take the run that is due, and die before anything of it is recorded."""
+
+    def die(_: str) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def live() -> None:
+        async with open_runs(store, poll_seconds=0.02) as runs:
+            await runs.work(*shop(effects), arguments_for=die)
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize(("others", "status"), [(1, "paused"), (3, "quarantined")])
+async def test_deaths_before_a_call_is_begun_again_do_not_count_against_it(
+    others: int, status: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """One death was in the call; the next workers recorded nothing, which sets it aside at the square of the limit."""
+    effects = tmp_path / "effects"
+    point = {"PLANNER_EXT_CRASH_AT": "after_intent"}
+    deaths = [lives.live(run_life, store, effects, "r", 0.0, **point)]
+    deaths += [lives.live(short_life, store, effects) for _ in range(others)]
+    assert {*deaths} == {-signal.SIGKILL}
+    async with (
+        open_runs(store, poll_seconds=0.02, max_deaths=2) as runs,
+        asyncio.timeout(LIMIT_SECONDS),
+    ):
+        runs.drive_with(*shop(effects))
+        while not (await runs.list(status=status)):
+            await runs.recover(*shop(effects))
+            await asyncio.sleep(0.02)
+        (record,) = await runs.list()
+    assert record.deaths == 1 + others
+
+
 async def test_a_run_is_not_taken_from_the_next_worker_of_a_dead_ones_name(
     lives: Lives, tmp_path: Path
 ) -> None:
