@@ -32,7 +32,7 @@ from planner_ext.core.values import Usage
 from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.journal import lost_request
-from planner_ext.engine.ports import Event, TextDelta
+from planner_ext.engine.ports import Event, TextDelta, WorkLeftError
 
 _LONGEST_SECONDS = 60.0
 """The longest time for which a run that is driven alone delays the calls of others: its
@@ -240,22 +240,24 @@ class DrivenStore:
             ):
                 self._driven.together(self.writer.run_id)
         if self.leaves(place):
-            run = OpenRun(
-                state=run_at(self.writer.state, place) or State(), place=place
-            )
-            # Else the next activation would charge it.
-            unsent = lost_request(run.state, at=facts[-1].at)
-            if unsent:
-                free = [
-                    run.wrapped(
-                        replace(
-                            fact, reason="Not sent: the worker leaves.", usage=Usage()
-                        )
-                    )
-                    for fact in unsent
-                ]
-                await self.writer.append(run_id, seq + len(facts), free)
+            await self._leave(place, seq=seq + len(facts), at=facts[-1].at)
+
+    async def _leave(self, place: Place, *, seq: int, at: float) -> None:
+        """End the work on the run, in which a run at a place would start new work; an unsent request is free."""
+        run = OpenRun(state=run_at(self.writer.state, place) or State(), place=place)
+        # Else the next activation would charge it.
+        unsent = lost_request(run.state, at=at)
+        if unsent:
+            reason = "Not sent: the worker leaves."
+            free = [
+                run.wrapped(replace(fact, reason=reason, usage=Usage()))
+                for fact in unsent
+            ]
+            await self.writer.append(self.writer.run_id, seq, free)
+        try:
             await self._interrupt()
+        except asyncio.CancelledError:
+            raise WorkLeftError from None
 
     async def emit(self, event: Event) -> None:
         """Show readers a piece of text; the facts before it are stored first."""

@@ -30,7 +30,14 @@ from planner_ext.engine.concurrency import (
 )
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.log import log_run
-from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
+from planner_ext.engine.ports import (
+    Clarification,
+    Emit,
+    Event,
+    Ports,
+    TextDelta,
+    WorkLeftError,
+)
 
 if TYPE_CHECKING:
     from planner_ext.engine.shared import Reservations
@@ -160,7 +167,9 @@ class Engine:
     async def _end_after(self, error: BaseException) -> None:
         """Record the end of a run that breaks off; a cancellation of one step skips no other."""
         try:
-            if machine.may_have_asked(self.state):
+            # The state lacks what a store has recorded that ends the work on the run.
+            has_left = isinstance(error, WorkLeftError)
+            if machine.may_have_asked(self.state) and not has_left:
                 await self._record_failed(error)
         finally:
             try:

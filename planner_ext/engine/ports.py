@@ -1,5 +1,6 @@
 """The ports of the engine, as protocols: adapters implement them, tests fake them."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -218,6 +219,10 @@ class IterationHook(Protocol):
         ...
 
 
+class WorkLeftError(asyncio.CancelledError):
+    """A store has recorded the facts, and ends the work on their run here."""
+
+
 class RunStore(Protocol):
     """Keeps a journal."""
 
@@ -226,6 +231,10 @@ class RunStore(Protocol):
 
         Facts that can be computed again may be held back until the next one that
         cannot.
+
+        Raises:
+            WorkLeftError: If they are stored, and nothing more of the run is to happen
+                here.
         """
         ...
 

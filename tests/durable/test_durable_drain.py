@@ -288,6 +288,23 @@ async def test_leaving_the_block_drains(store: str, world: World) -> None:
     await see_through(store, world)
 
 
+async def test_a_request_whose_reply_is_recorded_as_the_worker_leaves_has_not_failed(
+    store: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its reply is the last fact, and no log line says that a failed request could not be recorded."""
+    caplog.set_level("INFO")
+    world.close("order/ask0")
+    async with open_runs(store) as runs:
+        await runs.start(*application(), "order", run_id="order")
+        await begun(world, "order/ask0")
+        await leave(runs, world, "order/ask0")
+    async with opened_store(store) as journals:
+        last = (await journals.load("order")).facts[-1]
+    assert isinstance(last, ModelReplied)
+    assert "a failed request is not recorded" not in caplog.text
+    await see_through(store, world)
+
+
 async def test_leaving_twice_is_leaving_once(store: str, world: World) -> None:
     """The end of the block waits for a close that has begun, and does not close the store under what is in flight."""
     world.close("order/book")
