@@ -1,6 +1,6 @@
 """What a run may still spend while its functions run, and while runs inside them do."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -407,6 +407,41 @@ def test_the_names_of_functions_that_were_started_before_are_known_inside() -> N
     assert first.account.earlier() == {"f", "lookup"}
     assert tab.runs_around() == [fold(outer.facts)]
     assert first.tab().runs_around() == [fold(first.facts), fold(outer.facts)]
+
+
+def texts(messages: Sequence[Any]) -> set[str]:
+    """Take the text of a message for the name of the function that it is of."""
+    return {message["text"] for message in messages}
+
+
+def test_the_names_in_the_histories_of_a_call_are_known_inside() -> None:
+    """What it sends to a model, what its other runs began with, and what was in the calls of these."""
+    tab = calling("f").tab()
+    tab.names_in = texts
+    tab.bring([{"text": "sent"}])
+    first, second = asking(tab), asking(tab)
+    first.facts += [replied(calls("g", "h")), decided(0, "g"), decided(1, "h")]
+    first.facts += [began(0, "g"), finished(0, "g", brought=("fetch",)), began(1, "h")]
+    first.facts += [finished(1, "h"), completed(), replied(calls("i"), iteration=1)]
+    deep = first.tab()
+    deep.names_in = texts
+    deep.bring([{"text": "deep"}])
+    assert tab.brought == {"sent", "goal", "fetch", "deep"}
+    assert second.account.earlier() == {"sent", "goal", "g", "h", "fetch", "deep"}
+    assert first.account.earlier() == {"sent", "goal", "g", "h", "fetch"}
+
+
+def test_a_call_is_busy_while_a_run_in_it_is_driven() -> None:
+    """From the run's opening to its pause or end, of which the call is told."""
+    tab = calling("f").tab()
+    inner = Run(run_started(), within=tab).account
+    told: list[bool] = []
+    tab.when_quiet.append(lambda: told.append(tab.is_busy))
+    assert not inner.is_driven
+    assert inner.open() is None
+    assert tab.is_busy
+    inner.close()
+    assert told == [False]
 
 
 def test_a_run_inside_keeps_what_it_used_beside_what_is_left_around_it() -> None:

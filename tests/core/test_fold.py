@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import AnswerChecked, Fact, ModelAsked, NestedCallStarted
+from planner_ext.core.facts import (
+    AnswerChecked,
+    CallLeft,
+    Fact,
+    HappenedInside,
+    ModelAsked,
+    NestedCallStarted,
+)
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.state import TRANSITIONS, Phase, State
+from planner_ext.core.state import TRANSITIONS, Phase, State, name_inside
 from planner_ext.core.values import CallResult, EditedReply, Usage
 from support.core import (
     BATCH,
@@ -33,6 +40,9 @@ from support.core import (
 )
 from support.narrow import as_type
 from support.values import each_of
+
+NESTED = (*BATCH, decided(0, nested=True), decided(1, "g"))
+LEFT = CallLeft(iteration=0, index=0, call_id="c0", function="f", at=0.0)
 
 
 @each_of(
@@ -114,6 +124,9 @@ def test_a_call_that_is_not_in_the_batch_is_refused(make: Any, index: int) -> No
             (*CALLED, began(0), finished(0), decided(0)), id="decided though finished"
         ),
         pytest.param((*CALLED, decided(0)), id="decided twice"),
+        pytest.param((*NESTED, LEFT), id="left, not started"),
+        pytest.param((*NESTED, began(0), finished(0), LEFT), id="left though finished"),
+        pytest.param((*CALLED, began(0), LEFT), id="left, not to be called again"),
         pytest.param((*CALLED, began(0, iteration=3)), id="of another trip"),
         pytest.param((*CALLED, replace(began(0), call_id="c9")), id="of another id"),
     ],
@@ -123,6 +136,13 @@ def test_a_call_follows_its_own_order(facts: tuple[Fact, ...]) -> None:
     fold(facts[:-1])
     with pytest.raises(IllegalTransitionError):
         apply(fold(facts[:-1]), facts[-1])
+
+
+def test_a_fact_in_a_run_inside_a_call_has_its_own_time() -> None:
+    """It happens at the same moment in the run around."""
+    state = fold([*NESTED, began(0)])
+    begun = replace(run_started(), run_id=name_inside(state, 0, 0), at=7.0)
+    assert apply(state, HappenedInside(iteration=0, index=0, fact=begun)).at == 7.0
 
 
 def test_a_call_without_an_open_batch_is_refused() -> None:

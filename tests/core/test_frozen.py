@@ -81,6 +81,7 @@ def test_a_subclass_has_its_own_layout() -> None:
     assert (loose.x, loose.more) == (1, 1)
     assert Deep(x=1, z=3).z == 3
     assert type(Deep(x=1, z=3)) is Deep
+    assert not hasattr(Deep(x=1, z=3), "__dict__")
 
 
 @pytest.mark.parametrize("kind", [CallDecided, CallFinished, RequestedCall, Budget])
