@@ -131,6 +131,8 @@ JUNK: dict[str, Any] = {
     "prompt": Defer(prompt=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "reason": Deny(5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "by": Deny("No.", by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "approve-by": Approve(by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "supply-by": Supply("paid", by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "reason-surrogate": Deny("No \ud800."),
 }
 
@@ -157,6 +159,9 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
     ("answer", "problem"),
     [
         (JUNK["always"], "an Approve, but always must be .* got 'everything'"),
+        (JUNK["arguments-text"], "arguments must map parameter names .* got str"),
+        (JUNK["approve-by"], "an Approve, but by must be text, .* got 5"),
+        (JUNK["supply-by"], "a Supply, but by must be text, .* got 5"),
         (Approve(fingerprint="0" * 64), "its fingerprint is that of another call"),
     ],
 )

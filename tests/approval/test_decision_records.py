@@ -1,5 +1,6 @@
 """The decisions of a run, read from its facts."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from planner_ext import (
 )
 from planner_ext.approval.record import decisions_of
 from planner_ext.core.errors import InvalidLimitError
-from planner_ext.core.facts import CallDecided, Fact
+from planner_ext.core.facts import CallDecided, Fact, wrapped
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.core import calls, clarified, decided, replied, run_started
 from support.values import each_of
@@ -69,6 +70,17 @@ def test_a_decision_repeated_by_a_recovery_is_one() -> None:
         decided(0, **denied, by="Ada", at=6.0),
     ]
     assert len(decisions_of(facts)) == 2
+
+
+def test_a_decision_in_a_run_inside_a_call_names_the_calls_around_it() -> None:
+    """Its call is a path, in which a slash of an id is escaped."""
+    asked = replied(calls("f", "g"))
+    odd = replace(asked, calls=(replace(asked.calls[0], id="a/b"), asked.calls[1]))
+    inside = [*BEGUN, decided(0, verdict="deny")]
+    facts = [run_started(), odd, *(wrapped(fact, ((0, 0, 0),)) for fact in inside)]
+    facts.append(wrapped(asked, ((0, 1, 0),)))
+    facts += [wrapped(fact, ((0, 1, 0), (0, 1, 0))) for fact in inside]
+    assert [one.call for one in decisions_of(facts)] == ["a%2Fb/c0", "c1/c1/c0"]
 
 
 def test_an_answer_to_a_question_counts_and_silence_does_not() -> None:

@@ -379,6 +379,7 @@ HOSTILE = {
     "date": ("2026-11-22", "got a date. Quote it"),
     "no-date": ("2026-99-99", "cannot be read"),
     "set": ("!!set {a, b}", "expected JSON values; got {"),
+    "inside": ("{a: !!set {a, b}}", "expected JSON values; got {"),
     "no-set": ("!!set a", "cannot be read"),
     "name": ("{1: 2}", "a name in a JSON object is a text; got 1"),
     "infinite": (".inf", "got inf"),

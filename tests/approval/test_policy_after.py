@@ -171,12 +171,15 @@ def test_guards_of_equal_policies_are_equal() -> None:
 async def test_a_name_that_no_function_has_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A misspelt name in ``after`` guards nothing: a run says so."""
+    """A misspelt name in ``after`` guards nothing: a run says so, with the rule's number."""
     rule = {"function": "refund", "after": ["shop-lok", "look"], "action": "ask"}
     policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})
     with caplog.at_level(logging.WARNING):
         await planner_with(interceptors=[policy]).invoke(world([DONE]).kernel, "Go.")
-    assert "for calls after shop-lok, which is no function of this run" in caplog.text
+    assert (
+        "Rule 1 of the approval policy is for calls after shop-lok, which is no function of this run"
+        in caplog.text
+    )
     assert "after look" not in caplog.text
 
 

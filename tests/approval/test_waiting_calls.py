@@ -19,13 +19,29 @@ from planner_ext import (
     Runs,
     ToolUseSession,
 )
-from planner_ext.approval.waiting import IN_DOUBT_PROMPT, waiting_calls
+from planner_ext.approval.waiting import (
+    IN_DOUBT_PROMPT,
+    pending_calls,
+    waiting_calls,
+)
+from planner_ext.core.facts import Panel
 from planner_ext.core.fold import fold
+from planner_ext.core.state import ASK_USER
 from planner_ext.durable import Approvals
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.session import AutomaticToolUseConfig
 from planner_ext.testing import call
-from support.core import PAUSED, RESUMED, began, calls, decided, replied, run_started
+from support.core import (
+    PAUSED,
+    RESUMED,
+    began,
+    calls,
+    clarified,
+    decided,
+    replied,
+    run_started,
+    says,
+)
 from support.planner import ADD, GOAL, planner_with, scripted
 
 
@@ -48,6 +64,24 @@ def test_a_question_about_a_call_in_doubt_does_not_expire() -> None:
     assert waiting.started is True
     assert fact.expires_at is None
     assert fact.prompt == IN_DOUBT_PROMPT
+
+
+def test_a_question_about_a_call_in_doubt_has_its_quorum() -> None:
+    """As many persons decide as did before it ran; the question does not escalate."""
+    panel = Panel(quorum=2, escalates_in=5.0, escalates_to=("boss",))
+    run = decided(0, panel=panel)
+    facts = [run_started(), replied(calls("f")), run, began(0), PAUSED]
+    (waiting,) = waiting_calls(fold(facts)).values()
+    assert waiting.decided_fact.panel == Panel(quorum=2)
+
+
+def test_a_reply_that_asks_waits_as_a_call_that_asks_the_user() -> None:
+    """Its text is the prompt, and the argument ``question``."""
+    asked = replied(says("where?"))
+    facts = [run_started(), asked, clarified(None, None), PAUSED]
+    (question,) = pending_calls(fold(facts))
+    assert (question.fully_qualified_name, question.kind) == (ASK_USER, "question")
+    assert (question.prompt, question.arguments) == (asked.text, {"question": "where?"})
 
 
 async def deferring(call: ToolCall) -> Defer:
