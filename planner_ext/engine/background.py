@@ -50,8 +50,7 @@ class _Background:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         # The runner's end cancels what still runs, and closes the loop.
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.get_loop()
+        with asyncio.Runner(loop_factory=lambda: loop):
             while not self._closing:
                 # SystemExit and KeyboardInterrupt of a task end the loop that runs it;
                 # they are its caller's.

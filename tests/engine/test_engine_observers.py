@@ -66,10 +66,15 @@ async def test_an_observer_of_facts_alone_is_called_as_before() -> None:
     assert not any(isinstance(fact, RunInfo) for fact in seen)
 
 
-async def test_an_observer_without_a_signature_is_called_with_the_fact_alone() -> None:
-    """A builtin class may not say what it takes; where it fails, the run continues."""
+async def test_an_observer_without_a_signature_is_called_with_the_fact_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A builtin class may not say what it takes; where it fails, the error is logged and the run continues."""
     engine = engine_of(["f"], "done", observers=(type,))
     await engine.run()
+    assert {record.exc_info and record.exc_info[0] for record in caplog.records} == {
+        TypeError
+    }
     assert engine.state.ended is not None
     assert engine.state.ended.status == "answered"
 

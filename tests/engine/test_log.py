@@ -15,6 +15,7 @@ from support.values import each_of
     ("fact", "line"),
     [
         (clarified(by="ann"), "question answered by ann"),
+        (clarified(by="an\nn"), r"question answered by an\nn"),
         (clarified(None, denied="no", by="ann"), "question denied by ann"),
         (
             decided(0, verdict="answer", reason="supplied", by="ann"),
