@@ -216,6 +216,7 @@ CREATE_TABLES: tuple[str, ...] = (
         retries INTEGER NOT NULL DEFAULT 0,
         attempts INTEGER NOT NULL DEFAULT 0,
         deaths INTEGER NOT NULL DEFAULT 0,
+        died_together TEXT,
         progress INTEGER NOT NULL DEFAULT 0,
         iterations INTEGER NOT NULL DEFAULT 0,
         tool_calls INTEGER NOT NULL DEFAULT 0,
@@ -348,7 +349,8 @@ next retry of a running one. ``outage_at``: since when it waits for an endpoint,
 its last fault, or why it is in quarantine. ``retries``, ``deaths``: faults, and ends of
 its worker's process, since its last reply, start of a call, or result; ``progress``:
 how far it was when the last one was counted. ``attempts``: how many tries its worker
-allows, noted at a fault.
+allows, noted at a fault. ``died_together``: its last owner that died while several of
+its runs were in calls, or null.
 ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
 ``said``: messages that it shall take, a line each, the oldest first; null without one.
 ``tags``: each between line breaks; null without one.

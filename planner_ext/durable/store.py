@@ -801,17 +801,25 @@ class JournalStore:
             )
         return bool((await self.database.transact(*steps))[0])
 
-    async def others_in_calls(self, owner: str, run_id: str) -> bool:
-        """Whether the journal of an owner's run, other than this one, ends with the start of a call."""
-        statement = """
-            SELECT EXISTS (
-                SELECT 1 FROM planner_runs WHERE owner = :owner AND run_id <> :run_id AND (
-                    SELECT fact FROM planner_journal WHERE run_id = planner_runs.run_id ORDER BY seq DESC LIMIT 1
+    async def died_together(self, owner: str, run_id: str) -> bool:
+        """Whether a dead owner had other runs whose journals end with the start of a call.
+
+        This is noted in all its runs, as others may take them one after the other.
+        """
+        note = """
+            UPDATE planner_runs SET died_together = :owner
+            WHERE owner = :owner AND COALESCE(died_together, '') <> :owner AND EXISTS (
+                SELECT 1 FROM planner_runs AS other WHERE owner = :owner AND run_id <> :run_id AND (
+                    SELECT fact FROM planner_journal WHERE run_id = other.run_id ORDER BY seq DESC LIMIT 1
                 ) LIKE :started
             )
         """
-        rows = await self._rows(statement, owner=owner, run_id=run_id, started=_STARTED)
-        return bool(rows[0][0])
+        noted = "SELECT died_together FROM planner_runs WHERE run_id = :run_id"
+        values = {"owner": owner, "run_id": run_id}
+        _, rows = await self.database.transact(
+            (note, {**values, "started": _STARTED}), (noted, values)
+        )
+        return [*rows] == [(owner,)]
 
     async def release(self, run_id: str, owner: str) -> None:
         """Clear a run's owner, if it is still this one."""

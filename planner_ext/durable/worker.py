@@ -91,7 +91,7 @@ from planner_ext.durable.records import (
     read_approval,
     read_decision,
 )
-from planner_ext.durable.store import JournalStore, RunOwner
+from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import Claim, JournalWriter, say_to
 from planner_ext.engine.activation import Activation, ArgumentsFor, DurablePlanner
 from planner_ext.engine.concurrency import contained_task, end_tasks, streams
@@ -436,8 +436,6 @@ class Claims:
     retry: RetryPolicy
     outages: Outages
     max_deaths: int
-    _crowded: set[str] = field(default_factory=set[str])
-    """The dead owners of which several runs were in a call: fewer with each that is taken."""
 
     async def take_free(
         self, limit: int, *, expired: int | None, skip: Collection[str]
@@ -453,7 +451,7 @@ class Claims:
         now = self.clock.now()
         me = self.workers.worker_id
         look = await self.store.look(now, me, skip=skip)
-        dead = self._dead_among(look.owners)
+        dead = self.workers.dead_among(look.owners)
         claim = partial(self.store.claim_free, now, me, skip=skip)
         runs = await claim(limit=limit) if look.has_free and limit else []
         rest = limit - len(runs) if expired is None else expired
@@ -469,12 +467,7 @@ class Claims:
 
     async def dead(self) -> set[str]:
         """Return the owners of runs that died."""
-        return self._dead_among(await self.store.owners(self.workers.worker_id))
-
-    def _dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
-        dead = self.workers.dead_among(owners)
-        self._crowded.intersection_update(dead)
-        return dead
+        return self.workers.dead_among(await self.store.owners(self.workers.worker_id))
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
         """Whether another worker, which lives, owns a run."""
@@ -496,7 +489,9 @@ class Claims:
         progress, calls, begun, _ = await self._standing(record.run_id)
         _, deaths = await self.store.counts(record.run_id, progress)
         deaths += died
-        points_here = calls != "" and not await self._died_in_a_crowd(record)
+        points_here = calls != ""
+        if points_here and owner is not None:
+            points_here = not await self.store.died_together(owner, record.run_id)
         alone = deaths > 0 and (
             points_here or (calls != "" and deaths >= self.max_deaths)
         )
@@ -514,17 +509,6 @@ class Claims:
             await self._park_suspect(examined)
             return None
         return examined
-
-    async def _died_in_a_crowd(self, record: RunRecord) -> bool:
-        """Whether other runs of a run's dead owner were in a call, too."""
-        owner = record.owner
-        if owner is None:
-            return False
-        if owner not in self._crowded and await self.store.others_in_calls(
-            owner, record.run_id
-        ):
-            self._crowded.add(owner)
-        return owner in self._crowded
 
     async def _park_suspect(self, examined: Examined) -> None:
         """Put back a run that recorded nothing between deaths, for a random time that grows with their number.

@@ -345,16 +345,22 @@ def crowded_life(store: str, effects: Path) -> None:
 
 async def killed_in_calls(lives: Lives, store: str, folder: Path, kills: int) -> None:
     """Kill the worker of three runs so often while all of them are in a call."""
-    effects = folder / "effects"
-    async with opened_store(store) as opened, asyncio.timeout(LIMIT_SECONDS):
+    async with opened_store(store) as opened:
         for number in range(3):
             assert await opened.create(f"r{number}", GOAL, owner=None, at=1.0)
-        for kill in range(kills):
-            process = lives.begin(crowded_life, store, effects)
-            while len(effects_in(effects)) < 3 * (kill + 1):  # noqa: ASYNC110  (only a file tells)
-                await asyncio.sleep(0.02)
-            process.kill()
-            process.join()
+    for _ in range(kills):
+        await killed_after(lives, store, folder / "effects", 3)
+
+
+async def killed_after(lives: Lives, store: str, effects: Path, calls: int) -> None:
+    """Kill a worker of the three runs once it has begun so many calls."""
+    before = len(effects_in(effects))
+    process = lives.begin(crowded_life, store, effects)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while len(effects_in(effects)) < before + calls:  # noqa: ASYNC110  (only a file tells)
+            await asyncio.sleep(0.02)
+    process.kill()
+    process.join()
 
 
 async def answered_again(store: str, app: tuple[Any, Kernel], **options: Any) -> int:
@@ -387,6 +393,25 @@ async def test_a_death_of_several_sets_none_of_them_aside(
     await killed_in_calls(lives, store, tmp_path, 2)
     app = crowd(tmp_path / "effects", 1)
     assert await answered_again(store, app, max_deaths=2) == 2
+
+
+async def test_the_last_of_those_that_died_together_is_not_set_aside(
+    lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """Two end two more workers, each alone; the third was alone in none, whoever took the others."""
+    await killed_in_calls(lives, store, tmp_path, 3)
+    effects = tmp_path / "effects"
+    for _ in range(2):
+        await killed_after(lives, store, effects, 1)
+    async with open_runs(store, poll_seconds=0.02) as runs:
+        work = asyncio.create_task(runs.work(*crowd(effects, 1)))
+        async with asyncio.timeout(LIMIT_SECONDS / 4):
+            while any(one.unfinished for one in await runs.list()):  # noqa: ASYNC110  (the worker has no handle)
+                await asyncio.sleep(0.02)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        ends = sorted(one.status for one in await runs.list())
+    assert ends == ["answered", "quarantined", "quarantined"]
 
 
 async def died_in_requests(store: str, deaths: int, *names: str) -> None:
