@@ -14,7 +14,6 @@ from planner_ext.approval.decisions import (
     question_id,
     record_of,
 )
-from planner_ext.core.errors import UnusableCheckpointError, shown
 from planner_ext.core.facts import CallDecided, ModelReplied, Panel
 from planner_ext.core.state import (
     ASK_USER,
@@ -106,11 +105,7 @@ def waiting_everywhere(state: State) -> Mapping[str, tuple[OpenRun, Call]]:
 
 
 def pending_calls(state: State) -> tuple[ToolCall, ...]:
-    """List what waits for a person in a run, and in the runs inside it: calls, and questions.
-
-    Raises:
-        UnusableCheckpointError: If a question expires at a time that no calendar has.
-    """
+    """List what waits for a person in a run, and in the runs inside it: calls, and questions."""
     return tuple(
         shown_call(run.state, call, path)
         for path, (run, call) in waiting_everywhere(state).items()
@@ -118,12 +113,9 @@ def pending_calls(state: State) -> tuple[ToolCall, ...]:
 
 
 def shown_call(state: State, call: Call, path: str) -> ToolCall:
-    """Show one of a run's `waiting_calls` as a person sees it, at its path.
-
-    Raises:
-        UnusableCheckpointError: As `pending_calls`.
-    """
+    """Show one of a run's `waiting_calls` as a person sees it, at its path."""
     fact = call.decided_fact
+    expires_at = fact.expires_at
     *plugin, function = fact.function.split("-", maxsplit=1)
     return ToolCall(
         id=fact.call_id,
@@ -144,22 +136,13 @@ def shown_call(state: State, call: Call, path: str) -> ToolCall:
         summary=fact.summary,
         asked_by=fact.asked_by,
         roles=fact.roles,
-        expires_at=_expiry(fact.expires_at),
+        expires_at=None
+        if expires_at is None
+        else datetime.fromtimestamp(expires_at, UTC),
         in_doubt=call.started,
         decision=record_of(fact, call.request),
         parameters=json_object(fact.parameters) if fact.parameters else None,
     )
-
-
-def _expiry(at: float | None) -> datetime | None:
-    try:
-        if at is None:
-            return None
-        return datetime.fromtimestamp(at, UTC)
-    except (OverflowError, ValueError, OSError) as error:
-        raise UnusableCheckpointError(
-            f"Expected a date at which the question expires; got {shown(at)}."
-        ) from error
 
 
 def only_asks(state: State) -> bool:

@@ -38,6 +38,9 @@ MOST_BYTES = 256 * 2**20
 
 Kind: TypeAlias = Literal["checkpoint", "run", "cassette"]
 
+_LAST_TIME = 1e11
+"""Seconds since 1970; a time that any calendar, and a database, can hold."""
+
 _NAMES: Mapping[Kind, str] = {
     "checkpoint": "a checkpoint",
     "run": "an exported run",
@@ -245,7 +248,7 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
             ]
         )
         for place, fact in enumerate(loaded):
-            _check_amounts(place, unwrapped(fact))
+            _check_numbers(place, unwrapped(fact))
         return loaded
 
 
@@ -291,8 +294,13 @@ def _taken_out(values: Any, places: list[facts.Place]) -> Any:
     return values
 
 
-def _check_amounts(place: int, fact: facts.Fact) -> None:
-    """Refuse amounts that would give back what a run has spent, or that no store can hold."""
+def _check_numbers(place: int, fact: facts.PlainFact) -> None:
+    """Refuse times of no calendar, and amounts that would give back what was spent or that no store can hold."""
+    times = [getattr(fact, name, None) or 0.0 for name in ("at", "expires_at")]
+    if not (min(times) >= 0 and max(times) < _LAST_TIME):
+        raise InvalidJournalError(
+            f"The journal is damaged at {place}.{fact.type}: a time is before 1970, or after the year 5000."
+        )
     amounts: list[float] = [getattr(fact, "seconds", 0.0)]
     for usage in (
         getattr(fact, "usage", NOTHING),

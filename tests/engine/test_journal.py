@@ -12,6 +12,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, TextContent
 
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.core.facts import (
+    CallDecided,
     CallFinished,
     Ended,
     Fact,
@@ -364,6 +365,19 @@ def test_an_amount_that_gives_back_what_was_spent_is_refused(
     with pytest.raises(
         InvalidJournalError,
         match=r"0\.ModelReplied: an amount is negative, or too large",
+    ):
+        load_facts([fact])
+
+
+@pytest.mark.parametrize("at", [-1.0, 1e11, 1e300])
+@pytest.mark.parametrize("name", ["at", "expires_at"])
+def test_a_time_of_no_calendar_is_refused(name: str, at: float) -> None:
+    """A page or a store that writes the time as a date would fail."""
+    decided = next(one for one in FACTS if isinstance(one, CallDecided))
+    (fact,) = dump_facts([decided])
+    fact[name] = at
+    with pytest.raises(
+        InvalidJournalError, match=r"0\.CallDecided: a time is before 1970, or after"
     ):
         load_facts([fact])
 
