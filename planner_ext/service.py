@@ -163,7 +163,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
     @property
     def options(self) -> CheckedOptions:
-        """The options of this service, with defaults filled in."""
+        """@private The options of this service, with defaults filled in."""
         return self._options
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:

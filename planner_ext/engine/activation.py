@@ -93,7 +93,7 @@ class DurablePlanner(Protocol[R_co]):
     def journaled(
         self, kernel: Any, activation: Activation, /, *, arguments: Any = None
     ) -> ActivationRun[R_co]:
-        """Prepare an activation with a kernel and the application's arguments, which are not stored."""
+        """@private Prepare an activation with a kernel and the application's arguments, which are not stored."""
         ...
 
 
