@@ -176,11 +176,19 @@ def test_the_shop_takes_an_order(lives: Lives, tmp_path: Path, form: str) -> Non
     )
 
 
-def test_the_guide_shows_an_order(lives: Lives, tmp_path: Path) -> None:
-    """The question stands in the stream."""
-    typed = "Two bags of Darjeeling.", "y"
-    printed, _ = chat(lives, APPS / "shop_chat/after.py", tmp_path, SHOP[3:], *typed)
-    assert printed.removesuffix("Customer:") == without(IN_SHOP, *typed)
+def test_the_guides_sessions_run_without_a_key(lives: Lives, tmp_path: Path) -> None:
+    """``offline.py`` plays the model; a question stands in the stream."""
+    own = {name: value for name, value in os.environ.items() if "OPENAI" not in name}
+    env = {**own, "PYTHONPATH": str(Path(planner_ext.__file__).parent.parent)}
+    for app, shown, prompt, *typed in (
+        ("help_desk", IN_TERMINAL, "You:", "I am Ada. I forgot my password.", "n"),
+        ("shop_chat", IN_SHOP, "Customer:", "Two bags of Darjeeling.", "y"),
+    ):
+        text = "\n".join([*typed, "exit\n"])
+        words = str(APPS / "offline.py"), f"{app}/after.py"
+        done = lives.run(*words, cwd=tmp_path, env=env, typed=text)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.strip().removesuffix(prompt) == without(shown, *typed)
 
 
 def test_a_card_is_not_charged_if_the_customer_says_no(
