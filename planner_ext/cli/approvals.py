@@ -15,7 +15,7 @@ from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
 from planner_ext.cli.edit import edited_value, has_editor
-from planner_ext.cli.parts import drawn_parts, with_note
+from planner_ext.cli.parts import drawn_parts, function_text, with_note
 from planner_ext.cli.store import (
     acting,
     opened_client,
@@ -446,16 +446,16 @@ def _question(call: PendingApproval) -> str:
 
 
 def _print_whole(console: Terminal, call: PendingApproval) -> None:
-    if question := _question(call):
-        console.print_line((question, "bold"))
-    called = {
-        "question": "\n".join(_words(call)),
-        "function": exact(call.fully_qualified_name),
-    }
+    question = _question(call)
+    for text in filter(None, (question, *_words(call))):
+        console.print_line((text, "bold"))
+    if not question:
+        for line in _arguments(call) or [Text("no arguments", "dim")]:
+            console.print_line(line)
     rows = {
-        "run": exact(call.run_id),
+        "function": "" if question else function_text(call),
         "goal": printable(call.goal),
-        **({} if question else called),
+        "run": exact(call.run_id),
         "call": exact(call.id),
         "rule": exact(call.asked_by),
         "roles": ", ".join(map(exact, call.roles)),
@@ -477,6 +477,3 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
     for name, value in rows.items():
         if value:
             console.print_line((f"{name:<13}", "dim"), value, indent=13)
-        if name == "goal" and not question:
-            for line in _arguments(call):
-                console.print_line(line)

@@ -1,6 +1,7 @@
 """A call's arguments for a terminal: the parts of `planner_ext.readable`, as lines that lose nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -13,6 +14,11 @@ from planner_ext.readable.parts import (
     numbered,
 )
 from planner_ext.readable.plain import heading, isolated
+from planner_ext.readable.text import exact, visible_line
+
+if TYPE_CHECKING:
+    from planner_ext.durable import PendingApproval
+    from planner_ext.hitl_manager import ToolCall
 
 _STYLES = {
     "mark": "bold white on red",
@@ -47,6 +53,13 @@ def drawn_parts(
     """
     drawing = _Drawing(console, most, width)
     return [line for part in parts for line in drawing.part(part)]
+
+
+def function_text(call: "ToolCall | PendingApproval") -> str:
+    """Name a call's function, with its description."""
+    about = visible_line((call.parameters or {}).get("description") or "")
+    name = exact(call.fully_qualified_name)
+    return f"{name}: {about}" if about else name
 
 
 def wrapped(

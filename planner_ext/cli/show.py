@@ -9,7 +9,7 @@ from typing import Self, get_args
 from rich.status import Status
 from rich.text import Text
 
-from planner_ext.cli.parts import drawn_parts, with_note, wrapped
+from planner_ext.cli.parts import drawn_parts, function_text, with_note, wrapped
 from planner_ext.cli.text import (
     Terminal,
     TextFlow,
@@ -27,7 +27,7 @@ from planner_ext.hitl_manager import ToolCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.readable.parts import MOST_LINES, Folded, Part, folded, parts_of
 from planner_ext.readable.plain import arguments_line
-from planner_ext.readable.text import duration_text, exact, visible, visible_line
+from planner_ext.readable.text import duration_text, exact, visible
 
 _RAN = get_args(facts.FunctionOutcome)
 """The outcomes of a function that was started."""
@@ -379,7 +379,7 @@ def print_pending(
         fits = most is None or all(part.size <= most for part in parts)
         is_whole = fits and not question.middle and not rest.middle
     facts = {
-        "function": "" if asks else _function_text(call),
+        "function": "" if asks else function_text(call),
         "call": f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}",
         "rule": exact(call.asked_by),
         "roles": ", ".join(map(exact, call.roles)),
@@ -414,12 +414,6 @@ def _fitting(
         most -= 1
         drawn = drawn_parts(console, parts, most=most, width=width)
     return drawn, most
-
-
-def _function_text(call: ToolCall) -> str:
-    about = visible_line((call.parameters or {}).get("description") or "")
-    name = exact(call.fully_qualified_name)
-    return f"{name}: {about}" if about else name
 
 
 def print_answer(
