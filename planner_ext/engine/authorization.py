@@ -16,8 +16,8 @@ from planner_ext.engine.concurrency import called
 logger = logging.getLogger(__name__)
 
 _NO_HOOK = (
-    "nothing here can check roles. Give the application's authorize hook, which does: "
-    "ApprovalSettings(authorize=...), Runs or Approvals with authorize=, on the command line an --app that gives it"
+    "nothing here can check roles. Whoever runs this process gives it the application's authorize hook: authorize=, or "
+    "--app on the command line"
 )
 
 

@@ -657,7 +657,7 @@ class _Inbox:
                 why_not=await approvals.why_not(call, by=by),
                 is_checked=approvals.asks_hook,
             ),
-            siblings=[one for one in waiting if one.id != call.id],
+            siblings=[one for one in views.told_apart(waiting) if one[0].id != call.id],
             query=_query_of(request),
             unreadable=unreadable,
             fields=fields,
@@ -886,7 +886,7 @@ class _Inbox:
                 for one in iterations
             ],
             is_part=bool(chosen),
-            calls=calls,
+            calls=views.told_apart(calls),
             timeline=Markup(drawn),  # noqa: S704  (escaped by its own templates)
             mark=(await self._marks()).runs,
         )

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -48,6 +49,10 @@ GRANT = ("expires_in", "uses", "arguments", "run_arguments")
 
 _LONGEST_IN_LIST = 4_000
 """Characters of arguments and question; a longer call is decided on its own page."""
+
+
+_LONGEST_WORDS = 100
+"""Characters that tell one call from others in a list of links."""
 
 
 def environment() -> Environment:
@@ -202,6 +207,30 @@ def grouped(calls: Sequence[PendingApproval]) -> list[list[PendingApproval]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
+def told_apart(
+    calls: Sequence[PendingApproval],
+) -> list[tuple[PendingApproval, str]]:
+    """Give each call what tells it from the others of its function: its summary, an argument, or else its id."""
+    shared = Counter(
+        (call.fully_qualified_name, one) for call in calls for one in _words_of(call)
+    )
+
+    def own(call: PendingApproval) -> str:
+        name = call.fully_qualified_name
+        words = (one for one in _words_of(call) if shared[name, one] == 1)
+        return next(words, exact(call.id))
+
+    return [(call, own(call)) for call in calls]
+
+
+def _words_of(call: PendingApproval) -> Iterator[str]:
+    arguments = call.arguments.items()
+    texts = (f"{exact(name)}: {exact_json(value)}" for name, value in arguments)
+    for text in filter(None, (visible_line(call.summary), *texts)):
+        is_long = len(text) > _LONGEST_WORDS
+        yield f"{text[:_LONGEST_WORDS]}…" if is_long else text
+
+
 def _parts_of(call: PendingApproval) -> tuple[Part, ...]:
     return parts_of(call.arguments, call.parameters)
 
@@ -283,10 +312,12 @@ def who_decides(call: PendingApproval, *, why_not: str, is_checked: bool) -> str
     """Say whether the visitor may approve or answer, and what checks that."""
     if why_not:
         verb = "answer" if call.kind == "question" else "approve"
+        if call.roles and not is_checked:
+            return f"Nobody can {verb} this here: this inbox does not check who has which role."
         return f"You may not {verb} this here: {visible(why_not)}"
     if is_checked:
-        return "You may: the application's hook allows it."
-    return "Whoever is signed in: no hook of the application checks it here."
+        return "You may: the application allows it."
+    return "Whoever is signed in: this inbox does not check who may."
 
 
 def is_editable(call: PendingApproval) -> bool:

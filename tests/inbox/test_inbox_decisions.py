@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ async def test_a_call_says_who_asks_and_who_decides(store: str) -> None:
     """The page has the function's description, the rule that asks, and whether a hook checks who decides."""
     async with inbox(store) as base, visitor_at(base) as ann:
         await ann.get(PAY)
-        assert "no hook of the application checks it here" in unescape(ann.page)
+        assert "this inbox does not check who may" in unescape(ann.page)
         assert "<dt>Rule</dt>" in ann.page
     async with (
         inbox(store, authorize=lambda _: False) as base,
@@ -123,6 +124,61 @@ async def test_a_call_says_who_asks_and_who_decides(store: str) -> None:
     ):
         await bob.get(PAY)
         assert "You may not approve this here: " in bob.page
+
+
+async def test_calls_that_wait_together_are_told_apart(tmp_path: Path) -> None:
+    """Each link to another call of the run has its summary, the argument in which it differs, or else its id."""
+    store = str(tmp_path / "runs.db")
+    twice = {"amount": 7, "order": 1}
+    batch = calls(
+        call("shop-refund", {"amount": 7, "order": 2}, id="refund0"),
+        call("shop-refund", twice, id="refund1"),
+        call("shop-refund", twice, id="refund2"),
+        call("shop-mail", {"to": "ann"}, id="mail0"),
+        call("shop-mail", {"to": "bob"}, id="mail1"),
+    )
+    await drive(store, [batch, say("Settled.")], Desk())
+    async with inbox(store) as base, visitor_at(base) as ann:
+        mail = "approvals/a%2F0%2Fmail0"
+        for path, more in (mail, []), ("runs/a", [("shop-mail", "Write to ann")]):
+            page = unescape((await ann.get(path)).text)
+            links = re.findall(
+                r'<span class="fn">([^<]*)</span> <bdi>([^<]*)</bdi>', page
+            )
+            assert sorted(links) == sorted(
+                [
+                    ("shop-refund", "order: 2"),
+                    ("shop-refund", "a/0/refund1"),
+                    ("shop-refund", "a/0/refund2"),
+                    ("shop-mail", "Write to bob"),
+                    *more,
+                ]
+            )
+        assert "when all are decided" in (await ann.get(mail)).text
+
+
+class Desk:
+    @requires_approval
+    @kernel_function
+    async def refund(self, amount: int, order: int) -> str:
+        return f"{order}: {amount}"
+
+    @requires_approval(summary="Write to {to}")
+    @kernel_function
+    async def mail(self, to: str) -> str:
+        return to
+
+
+async def test_roles_that_nothing_checks_are_said_to_the_approver(
+    tmp_path: Path,
+) -> None:
+    """Without a hook: that nobody can approve it here, in words that name no parameter of the package."""
+    store = str(tmp_path / "runs.db")
+    await drive(store, pays(range(1)), Till())
+    async with inbox(store) as base, visitor_at(base) as ann:
+        page = unescape((await ann.get("approvals/a%2F0%2Fpay0")).text)
+        assert "Nobody can approve this here" in page
+        assert "authorize" not in page
 
 
 async def test_a_refused_edit_keeps_what_was_typed(store: str) -> None:
