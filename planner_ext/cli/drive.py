@@ -325,7 +325,8 @@ async def _followed(
 
 
 def _fault_text(record: RunRecord) -> str:
-    return f"a fault; {next_try(record)}: {one_line(record.problem)}"
+    texts = filter(None, (next_try(record), one_line(record.problem)))
+    return f"a fault; {': '.join(texts)}"
 
 
 async def _print_run(

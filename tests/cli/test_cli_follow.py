@@ -74,6 +74,21 @@ def test_ctrl_c_ends_only_the_view(lives: Lives, command: Command, here: Path) -
     assert command("runs", "result", "order-7", *STORE).code == 4
 
 
+def test_a_fault_of_a_run_that_is_tried_again_already_has_no_time(
+    lives: Lives, command: Command, here: Path
+) -> None:
+    """A follower may look only then: the line has the problem alone."""
+    assert command(*RUN[:2], "--kernel", "till:failing", *RUN[4:]).code == 3
+    with closing(sqlite3.connect(here / "runs.db")) as store:
+        store.execute("UPDATE planner_runs SET wake_at = NULL")
+        store.commit()
+    session = Session(lives, here, *FOLLOW)
+    session.see("a fault; ")
+    session.interrupt()
+    session.end()
+    assert "a fault; :" not in session.shown
+
+
 def test_the_exit_code_is_that_of_the_result(command: Command) -> None:
     """Of a run that failed or ended before, too, and with ``--json``; an unknown run cannot be followed."""
     assert (
