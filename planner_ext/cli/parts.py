@@ -109,8 +109,8 @@ class _Drawing:
         if part.kind == "table":
             head, *rows = self._rows(part)
             some = folded(rows, most)
-            noted = with_note(some.head, len(some.middle), some.tail, "rows")
-            shown = [head, *noted]
+            rows = with_note(some.head, len(some.middle), some.tail, "rows")
+            shown = [head, *rows]
         else:
             lines = folded(numbered(part.lines), most)
             width = 0

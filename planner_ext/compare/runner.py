@@ -448,9 +448,12 @@ def _breaches(
     ):
         yield f"{scenario.gated} started before a person agreed"
     times_of = Counter(event.function for event in starts)
-    once = {scenario.gated or scenario.kills_at}
-    for function in sorted(times_of if once == {"request"} else once - {""}):
-        if (times := times_of[function]) != 1:
+    once = [scenario.gated or scenario.kills_at]
+    if once == ["request"]:
+        once = sorted(times_of)
+    for function in filter(None, once):
+        times = times_of[function]
+        if times != 1:
             yield f"{function} started {counted(times, 'time')}"
     if scenario.stops_at:
         yield from _left_over(scenario.stops_at, observed, outcome)

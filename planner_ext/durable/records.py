@@ -139,8 +139,13 @@ RUN_COLUMNS = tuple(
 
 
 _NUMBERS = (
-    *("priority", "retries", "attempts", "deaths"),
-    *("iterations", "tool_calls", "tokens"),
+    "priority",
+    "retries",
+    "attempts",
+    "deaths",
+    "iterations",
+    "tool_calls",
+    "tokens",
 )
 
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")

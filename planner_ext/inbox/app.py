@@ -109,8 +109,15 @@ _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _RUN_FILTERS = ("goal", "worker", "tag", "created_after", "created_before")
 _CALL_FILTERS = ("text", "function", "role", "tag", "run_id", "equal_to", "expires_in")
 _DECISION_FILTERS = (
-    *("text", "function", "role", "tag", "run_id"),
-    *("by", "kind", "decided_after", "decided_before"),
+    "text",
+    "function",
+    "role",
+    "tag",
+    "run_id",
+    "by",
+    "kind",
+    "decided_after",
+    "decided_before",
 )
 
 
