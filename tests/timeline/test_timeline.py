@@ -358,9 +358,10 @@ def test_a_process_that_ended_during_a_call_is_a_crash(
 
 
 def test_a_call_in_doubt_waits_for_a_person() -> None:
-    """A run that pauses because of a call in doubt shows it as such."""
+    """A run that pauses because of a call in doubt shows it as such, and asked about from the pause on."""
     timeline = drawn(run_started(), replied(calls("f")), decided(0), began(0), PAUSED)
     assert timeline.calls[0].outcome == "in_doubt"
+    assert timeline.calls[0].asked == timeline.until
 
 
 def test_spending_is_shown_against_each_limit_that_is_set() -> None:
