@@ -19,6 +19,7 @@ from support.approval import (
     World,
     check_sendable,
     only,
+    planner_with,
     results,
     three_doors,
     two_doors,
@@ -96,6 +97,20 @@ async def test_a_policy_is_asked_once_for_each_call(under: Any) -> None:
         here = guarded(BOTH_CALLS, ApprovalFilter(policy), under)
         await Door("planner", False).ask(here)
         assert (seen, len(here.ran)) == (["look", "refund"], 2)
+
+
+@under_each
+async def test_who_approved_is_recorded(under: Any) -> None:
+    """The filter's approval where the run's interceptors are silent, else theirs."""
+    by = ApprovalFilter(lambda call: Approve(by="filter"))
+    for interceptors, author in (
+        ([], "filter"),
+        ([lambda call: Approve(by="interceptor")], "interceptor"),
+    ):
+        here = guarded([REFUND, DONE], by, under)
+        planner = planner_with(interceptors=interceptors)
+        result = await planner.invoke(here.kernel, "Go.")
+        assert [one.by for one in result.decisions] == [author]
 
 
 @under_each
