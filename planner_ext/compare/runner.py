@@ -447,14 +447,13 @@ def _breaches(
         event.function == scenario.gated and event.life == 1 for event in starts
     ):
         yield f"{scenario.gated} started before a person agreed"
-    times_of = Counter(event.function for event in starts)
-    once = [scenario.gated or scenario.kills_at]
-    if once == ["request"]:
-        once = sorted(times_of)
-    for function in filter(None, once):
-        times = times_of[function]
-        if times != 1:
-            yield f"{function} started {counted(times, 'time')}"
+    if scenario.lives > 1:
+        times_of = Counter(event.function for event in starts)
+        awaited = scenario.gated or scenario.kills_at
+        for function in sorted({*times_of, awaited} - {"request"}):
+            times = times_of[function]
+            if times != 1:
+                yield f"{function} started {counted(times, 'time')}"
     if scenario.stops_at:
         yield from _left_over(scenario.stops_at, observed, outcome)
     if scenario.cut and outcome.status == "answered":

@@ -35,8 +35,8 @@ class Scenario:
         needs: What a loop must offer to run here, beyond a budget of round trips.
         limits: Those beside ``max_iterations``: fields of a `Budget`.
         vetoed: The function that must not run, or "".
-        gated: The function that needs consent, given when the first process has ended,
-            or "".
+        gated: The function that needs consent, given once, when the first process has
+            ended, or "".
         kills_at: The function after whose effect the first process is killed, or
             ``request``: it is killed before it gets the second reply; or "".
         kills_before: Whether it is killed before that function's effect instead.
@@ -69,7 +69,7 @@ class Scenario:
 
     @property
     def lives(self) -> int:
-        """The number of processes that the run takes."""
+        """The number of processes that the run takes; in two, each function starts once."""
         return 2 if self.gated or self.kills_at else 1
 
 
@@ -269,6 +269,39 @@ def _inventing(request: ScriptedRequest) -> ScriptedReply:
 
 
 @scenario(
+    "malformed arguments",
+    short="mal-\nformed",
+    goal="Where is the parcel of the order A-3007?",
+    entitled="The call is answered with an error, the model calls again, and the history stays valid.",
+    source="openai-agents, its test_no_error_on_invalid_json: "
+    "https://github.com/openai/openai-agents-python/blob/main/tests/test_function_tool_decorator.py",
+)
+def _scribbling(request: ScriptedRequest) -> ScriptedReply:
+    """The arguments of the first call are no JSON; the model then calls again, and answers."""
+    known = results_of(request)
+    if known.get("desk-parcel") == "Lyon":
+        return finish(request, "The parcel is in Lyon.")
+    if not request.tools:
+        return say("I do not know.")
+    return call("desk-parcel", {"order": "A-3007"} if known else '{"order": A-3007')
+
+
+@scenario(
+    "keeps failing",
+    short="keeps\nfailing",
+    goal="Where is the parcel of the order A-3070?",
+    entitled="However often a function fails, the run makes no more round trips than allowed, and ends with an answer.",
+    source="agent-framework, its test_function_invocation_config_max_consecutive_errors: https://github.com/microsoft/"
+    "agent-framework/blob/main/python/packages/core/tests/core/test_function_invocation_logic.py",
+)
+def _insisting(request: ScriptedRequest) -> ScriptedReply:
+    """The model calls a function that fails, as long as it is offered any."""
+    if request.tools:
+        return call("desk-parcel", {"order": "A-3070"})
+    return say("I could not find the order A-3070.")
+
+
+@scenario(
     "cut short",
     short="cut\nshort",
     goal="Report on the order A-3007, at length.",
@@ -438,6 +471,51 @@ def _refunding(request: ScriptedRequest) -> ScriptedReply:
         if known
         else call("desk-order", {"customer": "C-3"})
     )
+
+
+@scenario(
+    "approval in a batch",
+    short="approval\nin batch",
+    goal="Find the order of C-3, and refund A-3007.",
+    entitled="Of two calls in a reply one needs consent: it does not start before, and both start once.",
+    source="LangGraph, its test_react_agent_parallel_tool_calls: "
+    "https://github.com/langchain-ai/langgraph/blob/main/libs/prebuilt/tests/test_react_agent.py",
+    functions=("order", "refund"),
+    needs="approval",
+    gated="desk-refund",
+)
+def _mixing(request: ScriptedRequest) -> ScriptedReply:
+    """The model makes two calls in one reply, of which one needs a person's consent, then answers."""
+    known = results_of(request)
+    if {"desk-order", "desk-refund"} <= known.keys():
+        return finish(request, "The order A-3007 is refunded.")
+    if not request.tools:
+        return say("Nothing was refunded.")
+    return calls(
+        call("desk-order", {"customer": "C-3"}),
+        call("desk-refund", {"order": "A-3007"}),
+    )
+
+
+@scenario(
+    "approval of a misfit",
+    short="approval\nmisfit",
+    goal="Refund the order A-3007.",
+    entitled="No person is asked about a call whose arguments do not fit: the model corrects it, and that call waits.",
+    source="pydantic-ai, its test_unapproved_tool_invalid_args_retry: "
+    "https://github.com/pydantic/pydantic-ai/blob/main/tests/test_tools.py",
+    functions=("refund",),
+    needs="approval",
+    gated="desk-refund",
+)
+def _misfitting(request: ScriptedRequest) -> ScriptedReply:
+    """The first call lacks an argument; the corrected one needs a person's consent, who is asked once."""
+    known = results_of(request)
+    if "done" in known.get("desk-refund", ""):
+        return finish(request, "The order A-3007 is refunded.")
+    if not request.tools:
+        return say("Nothing was refunded.")
+    return call("desk-refund", {"order" if known else "number": "A-3007"})
 
 
 _crashing = scenario(

@@ -388,8 +388,10 @@ async def _kept(
             return await handle.result()
         await _decide(approvals, trial)
         (handle,) = await runs.recover(planner, trial.kernel)
-        while (result := await handle.result()).status == "paused":
+        result = await handle.result()
+        while result.status == "paused" and not trial.gated:
             await _decide(approvals, trial)
+            result = await handle.result()
         return result
 
 

@@ -77,13 +77,15 @@ class Trial:
         parameter = PARAMETERS[name]
 
         async def function(**arguments: str) -> Any:
+            signature.bind(**arguments)  # as Python does
             return await self._at_desk(name, arguments)
 
         function.__name__ = function.__qualname__ = f"desk_{name}"
         function.__doc__ = DESCRIPTIONS[name]
         function.__annotations__ = {parameter: str, "return": str}
         one = inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, annotation=str)
-        vars(function)["__signature__"] = inspect.Signature([one], return_annotation=str)
+        signature = inspect.Signature([one], return_annotation=str)
+        vars(function)["__signature__"] = signature
         return function
 
     async def ended(self) -> None:

@@ -52,8 +52,9 @@ async def run(trial: Trial, report: Report) -> None:
     bounds = {"usage_limits": limits, "usage": usage, "timeout": trial.limits.get("max_active_seconds")}
     given = {"user_prompt": trial.goal}
     if trial.life > 1:
-        history = ModelMessagesTypeAdapter.validate_python(trial.saved())
-        approved = {part.tool_call_id: True for part in history[-1].parts if part.part_kind == "tool-call"}
+        saved = trial.saved()
+        history = ModelMessagesTypeAdapter.validate_python(saved["messages"])
+        approved = dict.fromkeys(saved["asked"], True)
         given = {"message_history": history, "deferred_tool_results": DeferredToolResults(approvals=approved)}
     with capture_run_messages() as captured:
         messages = captured
@@ -67,7 +68,8 @@ async def run(trial: Trial, report: Report) -> None:
             report.status = "paused" if paused else ended
             report.answer = output if isinstance(output, str) else ""
             if report.status == "paused":
-                trial.save(ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
+                asked = [call.tool_call_id for call in output.approvals]
+                trial.save({"messages": ModelMessagesTypeAdapter.dump_python(messages, mode="json"), "asked": asked})
         except (UsageLimitExceeded, RunTimedOut):
             report.status = "limit_reached"
         except ContentFilterError as error:
@@ -90,7 +92,7 @@ async def _result(agent: Agent, given: dict[str, object], *, streaming: bool) ->
 def _agent(trial: Trial, limits: UsageLimits) -> Agent:
     client = AsyncOpenAI(base_url=trial.model_url, api_key="none", max_retries=0)
     tools = [
-        Tool(_retried(function), name=name, requires_approval=name == trial.gated)
+        Tool(_retried(function), name=name, max_retries=limits.request_limit, requires_approval=name == trial.gated)
         for name, function in trial.functions().items()
     ]
     hooks = Hooks()
