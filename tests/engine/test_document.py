@@ -1,4 +1,4 @@
-"""The file of a document is read up to a size, and only as text."""
+"""The file of a document is read up to a size, and only as text of its kind."""
 
 from pathlib import Path
 
@@ -27,3 +27,16 @@ def test_a_file_without_text_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(InvalidJournalError, match="it is not text"):
         document.read_file(file, "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ('{"kind": "cassette"}', "of the kind 'cassette'"),
+        ('{"messages": []}', "without schema and kind"),
+    ],
+)
+def test_another_document_is_refused_by_what_it_is(text: str, seen: str) -> None:
+    """The error says which kind was read in the place of the expected one."""
+    with pytest.raises(InvalidJournalError, match=f"'checkpoint'; got one {seen}"):
+        document.read_document(text, "checkpoint", ())
