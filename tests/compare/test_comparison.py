@@ -157,8 +157,8 @@ def test_every_round_trip_is_a_reply_in_the_history(comparison: Comparison) -> N
 
 
 def test_every_option_meets_every_situation(comparison: Comparison) -> None:
-    """All 288 runs are there."""
-    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 288
+    """All 336 runs are there."""
+    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 336
 
 
 def test_the_work_of_the_chain_is_done_within_four_round_trips(
@@ -354,7 +354,7 @@ def test_the_numbers_decide_in_words(comparison: Comparison) -> None:
     assert "alone it let 10 round trips pass where 5 were allowed" in said[3]
     assert len(said) == 6
     assert (
-        "; 7 of them ran out of budget where another option finished."
+        "; 9 of them ran out of budget where another option finished."
         in comparison.summary
     )
 
