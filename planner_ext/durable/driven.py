@@ -254,10 +254,7 @@ class DrivenStore:
                 for fact in unsent
             ]
             await self.writer.append(self.writer.run_id, seq, free)
-        try:
-            await self._interrupt()
-        except asyncio.CancelledError:
-            raise WorkLeftError from None
+        await self._interrupt()
 
     async def emit(self, event: Event) -> None:
         """Show readers a piece of text; the facts before it are stored first."""
@@ -286,7 +283,8 @@ class DrivenStore:
     def check_stays(self) -> None:
         """End the work on the run, by an error, if it is not to start new work here."""
         if self.leaves():
-            self._check_not_held()
+            if self._driven.interrupt is None:
+                raise self._held()
             raise asyncio.CancelledError
 
     def abandon(self) -> None:
@@ -304,22 +302,33 @@ class DrivenStore:
         if self.calls and not self._driven.is_open(self.writer.run_id):
             raise asyncio.CancelledError
         await self._driven.until_decided(self.writer.run_id)
-        await self._interrupt()
+        if self._driven.is_draining:
+            await self._interrupt()
 
     async def _interrupt(self) -> None:
-        """If the worker drains, end the work on the run."""
-        self._check_not_held()
-        if self._driven.interrupt is not None:
-            self._driven.interrupt(self.writer.run_id)
+        """End the work on the run, also if the runs of the store were held and are no longer."""
+        if self._driven.interrupt is None:
+            raise self._held()
+        self._driven.interrupt(self.writer.run_id)
+        try:
             await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise _InterruptedError from None
 
     def _fenced(self) -> RunFencedError:
         return RunFencedError(
             f"Run {self.writer.run_id!r} was ended or taken over; its work here was cancelled."
         )
 
-    def _check_not_held(self) -> None:
-        if self._driven.is_held and self._driven.interrupt is None:
-            raise RunFencedError(
-                f"Run {self.writer.run_id!r} is paused, as are all runs of its store."
-            )
+    def _held(self) -> "_HeldError":
+        return _HeldError(
+            f"Run {self.writer.run_id!r} is paused, as are all runs of its store."
+        )
+
+
+class _HeldError(WorkLeftError, RunFencedError):
+    """All runs of the store are held."""
+
+
+class _InterruptedError(WorkLeftError, asyncio.CancelledError):
+    """The worker leaves."""

@@ -1,6 +1,5 @@
 """The ports of the engine, as protocols: adapters implement them, tests fake them."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -219,8 +218,8 @@ class IterationHook(Protocol):
         ...
 
 
-class WorkLeftError(asyncio.CancelledError):
-    """A store has recorded the facts, and ends the work on their run here."""
+class WorkLeftError(BaseException):
+    """A store ends the work on a run here, also if it has recorded the facts; it is a cancellation, or an error."""
 
 
 class RunStore(Protocol):
@@ -233,8 +232,8 @@ class RunStore(Protocol):
         cannot.
 
         Raises:
-            WorkLeftError: If they are stored, and nothing more of the run is to happen
-                here.
+            WorkLeftError: If nothing more of the run is to happen here; they may be
+                stored.
         """
         ...
 

@@ -1,14 +1,19 @@
 """All runs of a store are paused for an incident: nothing new starts anywhere, and nothing is lost or done twice."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from test_durable_drain import all_of, begun
 
 from planner_ext import Approve
-from planner_ext.durable import NotAuthorizedError, Runs
+from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.state import State
+from planner_ext.durable import NotAuthorizedError, RunFencedError, Runs
+from planner_ext.durable.driven import DrivenRuns, DrivenStore
+from planner_ext.durable.records import fold_journal
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.durable import GOAL, PAY, open_runs
 from support.durable import world as shop
@@ -165,3 +170,30 @@ async def test_a_decision_that_was_taken_is_not_taken_again(
             ["again"],
         )
     assert len(effects.read_text().splitlines()) == 1
+
+
+async def test_a_run_that_was_left_stays_left_if_the_hold_ends_meanwhile() -> None:
+    """Once its request is recorded as not sent, it is not sent here: no journal would charge it."""
+    driven = DrivenRuns()
+    stored: list[Fact] = []
+
+    class Writer:
+        """A writer during whose second transaction the hold ends."""
+
+        run_id = "a"
+
+        @property
+        def state(self) -> State:
+            return fold_journal("a", stored)
+
+        async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+            driven.hold(not stored)
+            stored.extend(facts)
+
+    begins = RunStarted(run_id="a", rules=Rules(), messages=(), at=0.0)
+    driven.hold(True)
+    async with DrivenStore(cast("Any", Writer()), driven) as kept:
+        with pytest.raises(RunFencedError, match="is paused"):
+            await kept.append("a", 0, [begins])
+    assert [fact.type for fact in stored] == ["RunStarted", "RequestFailed"]
+    assert not driven.is_held
