@@ -16,8 +16,8 @@ from planner_ext.engine.concurrency import called
 logger = logging.getLogger(__name__)
 
 _NO_HOOK = (
-    "nothing here can check roles. Whoever runs this process gives it the application's authorize hook: authorize=, or "
-    "--app on the command line"
+    "nothing here can check roles. Whoever runs this process gives it the application's hook: authorize= of "
+    "ApprovalSettings, Runs, Approvals or the inbox, or --app on the command line"
 )
 
 
