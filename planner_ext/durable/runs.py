@@ -1001,11 +1001,14 @@ class Runs(RunsClient):
             with numbers_reported(redacted(where), store.database, runner.clock.now):
                 yield runs
         finally:
-            await end_tasks(retaining)
+            retaining.cancel()  # awaited later: a second cancellation may end only the grace
             try:
                 await runs.close()
             finally:
-                await workers.close()
+                try:
+                    await end_tasks(retaining)
+                finally:
+                    await workers.close()
 
     @property
     def worker_id(self) -> str:

@@ -305,6 +305,30 @@ async def test_a_request_whose_reply_is_recorded_as_the_worker_leaves_has_not_fa
     await see_through(store, world)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4])
+async def test_a_second_cancellation_ends_the_grace_and_releases_the_runs(
+    steps: int, store: str, world: World
+) -> None:
+    """However soon it comes after the first, the runs are free for other workers."""
+    world.close("order/book")
+
+    async def work() -> None:
+        async with open_runs(store, grace_seconds=600.0) as runs:
+            await runs.start(*application(), "order", run_id="order")
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await begun(world, "order/book", "order/label")
+    working.cancel()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    async with opened_store(store) as journals:
+        assert (await journals.record("order")).owner is None
+
+
 async def test_leaving_twice_is_leaving_once(store: str, world: World) -> None:
     """The end of the block waits for a close that has begun, and does not close the store under what is in flight."""
     world.close("order/book")
