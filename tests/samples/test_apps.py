@@ -185,7 +185,7 @@ def test_the_guides_sessions_run_without_a_key(lives: Lives, tmp_path: Path) -> 
         ("shop_chat", IN_SHOP, "Customer:", "Two bags of Darjeeling.", "y"),
     ):
         text = "\n".join([*typed, "exit\n"])
-        words = str(APPS / "offline.py"), f"{app}/after.py"
+        words = str(APPS.parent / "offline.py"), f"{app}/after.py"
         done = lives.run(*words, cwd=tmp_path, env=env, typed=text)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.strip().removesuffix(prompt) == without(shown, *typed)

@@ -1,8 +1,8 @@
 """Run an app without a key: the endpoint is a script on this machine, which says the same to each question.
 
-    python samples/apps/offline.py help_desk/after.py
-    python samples/apps/offline.py shop_chat/after.py
-    python samples/apps/offline.py billing_api/after.py     # serves http://127.0.0.1:8000
+    python samples/offline.py help_desk/after.py
+    python samples/offline.py shop_chat/after.py
+    python samples/offline.py billing_api/after.py     # serves http://127.0.0.1:8000
 
 Offline, before.py of each app runs, too. With OPENAI_API_KEY in the environment the model is a real one.
 """
@@ -11,12 +11,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import uvicorn
+from model import openai_endpoint, results
+
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 
-APPS = Path(__file__).parent
-sys.path.insert(0, str(APPS.parent))
-
-from model import openai_endpoint, results  # noqa: E402 - of the samples
+APPS = Path(__file__).parent / "apps"
 
 
 def help_desk(request: ScriptedRequest) -> ScriptedReply:
@@ -70,8 +70,6 @@ def main() -> None:
     with openai_endpoint(globals()[file.parent.name]):
         app = runpy.run_path(str(file), run_name="__main__").get("app")
         if app is not None:
-            import uvicorn  # noqa: PLC0415 - for the API alone
-
             uvicorn.run(app)
 
 
