@@ -321,7 +321,11 @@ async def test_only_signed_heads_count_for_an_auditor(
     assert heads_in(signer_of(private)(head), verifier_of(public)) == heads_in(head)
 
 
-@pytest.mark.parametrize("key", ["", "x", pem_of(generate_private_key(SECP256R1()))[0]])
+@pytest.mark.parametrize(
+    "key",
+    ["", "x", pem_of(generate_private_key(SECP256R1()))[0]],
+    ids=["none", "no PEM", "P-256"],
+)
 def test_another_key_is_refused(key: str) -> None:
     """Of another kind, or none."""
     with pytest.raises(PlannerInvalidConfigurationError, match="Ed25519"):
