@@ -129,6 +129,24 @@ async def test_a_plan_request_is_a_plan_span(recording: Recording) -> None:
     ]
 
 
+async def test_the_wait_for_the_next_request_is_in_no_iteration(
+    recording: Recording,
+) -> None:
+    """The span of a plan or an iteration ends before ``min_iteration_time_ms`` is waited for."""
+    ended_at_wait: list[list[str]] = []
+
+    class Watching(Clock):
+        async def sleep(self, seconds: float) -> None:
+            ended_at_wait.append([span.name for span in recording.spans])
+            await super().sleep(seconds)
+
+    kernel, _ = scripted([PLAN, ADD, final()])
+    options: dict[str, Any] = {"min_iteration_time_ms": 1000, "clock": Watching()}
+    await planner_with(plan=True, **options).invoke(kernel, GOAL)
+    plan = "plan FunctionCallingStepwisePlanner"
+    assert ended_at_wait == [[plan], [plan, ITERATION, TOOL]]
+
+
 async def test_a_nested_run_lies_in_the_call_that_it_is(recording: Recording) -> None:
     """The run of a planner that is called as a function is a child of that call."""
     inner, _ = scripted([ADD, say("It is 3.")])
@@ -295,6 +313,8 @@ async def test_a_fault_is_an_error_without_its_message(recording: Recording) -> 
         assert events_of(span) == [
             ("exception", {"exception.type": "ServiceCallError"})
         ]
+    ((attributes, _),) = recording.points("gen_ai.invoke_agent.duration")
+    assert attributes["error.type"] == "ServiceCallError"
     assert said_by(recording.only(AGENT))["planner_ext.run.status"] == "failed"
     assert "hunter2" not in recording.text()
 
@@ -391,23 +411,25 @@ async def test_the_first_chunk_is_measured(
 
 async def test_a_function_is_measured(recording: Recording) -> None:
     """The time of each function is a metric by its name, and says how it failed."""
+    clock = Clock()
 
     class Math:
         @kernel_function
         async def divide(self, a: int) -> float:
+            clock.seconds += 2 * a
             return 1 / a
 
     script = ScriptedChatCompletion(
         [calls(call("math-divide", {"a": 1}), call("math-divide", {"a": 0})), say("-")]
     )
-    await no_plan().invoke(kernel_of(script, math=Math()), GOAL)
+    await no_plan(clock=clock).invoke(kernel_of(script, math=Math()), GOAL)
     points = recording.points("gen_ai.execute_tool.duration")
     named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "math-divide"}
     assert [attributes for attributes, _ in points] == [
         named,
         {**named, "error.type": "failed"},
     ]
-    assert [point.count for _, point in points] == [1, 1]
+    assert [(point.count, point.sum) for _, point in points] == [(1, 2.0), (1, 0.0)]
 
 
 async def test_an_agent_has_the_name_that_it_was_given(recording: Recording) -> None:
@@ -462,8 +484,10 @@ async def test_a_resumed_run_links_to_the_span_before_the_pause(
 
 async def test_a_pause_and_a_decision_are_events(recording: Recording) -> None:
     """A question, the pause, and who decided how and after how long; the values that were decided on are left out."""
-    kernel, planner = bank(PAY, say("Paid.")), no_plan()
+    clock = Clock()
+    kernel, planner = bank(PAY, say("Paid.")), no_plan(clock=clock)
     paused = await planner.invoke(kernel, GOAL)
+    clock.seconds += 60
     await planner.resume(
         kernel, paused.checkpoint, {"pay": Approve(by="ann", arguments={"amount": 3})}
     )
@@ -482,13 +506,27 @@ async def test_a_pause_and_a_decision_are_events(recording: Recording) -> None:
     ]
     ((name, decided),) = after
     assert name == "planner_ext.decision"
-    assert decided.pop("planner_ext.decision.wait") >= 0
+    assert decided.pop("planner_ext.decision.wait") == 60
     own = {"verdict": "run", "person": True, "edited": True, "by": "ann"}
     assert decided == asked | {
         f"planner_ext.decision.{name}": value for name, value in own.items()
     }
     ((attributes, point),) = recording.points("planner_ext.decision.wait")
-    assert (attributes, point.count) == ({"planner_ext.decision.verdict": "run"}, 1)
+    assert attributes == {"planner_ext.decision.verdict": "run"}
+    assert (point.count, point.sum) == (1, 60)
+
+
+async def test_an_activation_counts_its_own_requests_and_calls(
+    recording: Recording,
+) -> None:
+    """What a run did before its pause is not counted again when it is resumed."""
+    kernel, planner = bank(ADD, PAY, say("Paid.")), no_plan()
+    paused = await planner.invoke(kernel, GOAL)
+    await planner.resume(kernel, paused.checkpoint, {"pay": Approve()})
+    ((_, requests),) = recording.points("gen_ai.invoke_agent.inference_calls")
+    ((_, functions),) = recording.points("gen_ai.invoke_agent.tool_calls")
+    assert (requests.count, requests.sum) == (2, 3)
+    assert (functions.count, functions.sum) == (2, 2)
 
 
 async def test_a_denial_is_an_event(recording: Recording) -> None:
