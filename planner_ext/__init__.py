@@ -10,7 +10,11 @@ Doors: each runs the same loop within a `Budget`.
     PlannerPlugin                      a planner as a function of a kernel
     BoundedFunctionChoiceBehavior      a limit of tool rounds, also in Semantic Kernel's own loop
 
-Limits: Budget, Usage, ToolExecution, StopHandle.
+Limits:
+
+    Budget, Usage                      what a run may use, and what it has used
+    ToolExecution                      how functions run: at once, with timeouts, in threads
+    StopHandle                         ends a run from outside
 
 Approval: an interceptor gets a call and returns Approve, Deny, Supply, Defer or None.
 

@@ -42,7 +42,7 @@ class PlannerPlugin:
 
     What waits for a person in a nested run, a call or a question, pauses the runs
     around it: the outermost shows it in ``pending`` with its ``path``, and is resumed
-    with a decision by that path; then the nested run goes on where it stood. That needs
+    with a decision by that path; then the nested run continues where it paused. That needs
     functions around it that may be called again: planners, prompts, agents, and those
     declared ``@effect("idempotent")`` or ``"keyed"``. Inside another function such a
     call is denied, and a question becomes the function's result.

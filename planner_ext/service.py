@@ -288,8 +288,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 calls and results. Missing messages are added, and the message that the
                 run had returned is removed.
             checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its
-                last message. Who can write an unsigned one can put an approval in it; a
-                ``checkpoint_key`` refuses those.
+                last message. Anyone who can write an unsigned one can put an approval
+                in it; a ``checkpoint_key`` refuses those.
             decisions: By call id. No request is made before every call is decided.
             settings: Those of the original request.
             kernel: Its functions run; it need not be the kernel that the run began

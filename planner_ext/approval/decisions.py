@@ -69,12 +69,12 @@ class Approve:
 
     Attributes:
         arguments: Arguments instead of the model's, as JSON values; copied and
-            validated. None keeps the model's. The edited call is reviewed again. Where
-            a rule denies it, a person's decision is refused, and the call still waits;
-            where something else is asked, or others are, it waits again with these
-            arguments; where the same is asked, this decision answers it. An
+            validated. None keeps the model's. The edited call is reviewed again. If a
+            rule denies it, a person's decision is refused, and the call still waits. If
+            another question or other persons are to be asked, it waits again with these
+            arguments. If the same question is asked, this decision answers it. An
             ``approver`` whose edit is refused is asked once more; an interceptor's
-            second, different edit denies.
+            second, different edit denies the call.
         always: Give the same answer to the same question for the rest of the run: for
             every call of this ``"function"``, or only with these ``"arguments"``. The
             same question has the same roles and source: the policy's rule or default,

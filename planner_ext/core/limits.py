@@ -18,7 +18,7 @@ used."""
 @suggests_names
 @frozen
 class Budget:
-    """The limits of a run. A new goal starts at 0, resuming a run does not. None means no limit.
+    """The limits of a run. Amounts start at 0 with a new goal, not when a run is resumed. None means no limit.
 
     Round trips and calls are never exceeded. Tokens and cost are checked before each
     request and each batch, so what is then in flight, and the one forced answer, may

@@ -1,13 +1,13 @@
 """Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
 ``planner-ext runs backup FILE`` copies an SQLite file while workers write, ``pg_dump``
-a PostgreSQL database. A restored copy repeats what its unfinished runs did since then:
-cancel or check these before a worker starts. ``planner-ext runs prune --older-than 30d
---status answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs
-import`` adds it again.
+a PostgreSQL database. In a restored copy, unfinished runs repeat what they did after
+the copy was made: cancel or check them before a worker starts. ``planner-ext runs prune
+--older-than 30d --status answered`` deletes old runs, ``runs export`` writes one to a
+file, and ``runs import`` adds it to a store.
 
-A version refuses a store, or a row of a journal, that a newer version wrote, unless the
-store allows it. Only ``planner-ext store migrate`` changes the tables of a store.
+A store that a newer version of this package wrote is refused, unless it allows this
+version. Only ``planner-ext store migrate`` changes the tables of a store.
 
     runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
     worker           drives runs: from the claim to their next pause or end

@@ -73,12 +73,11 @@ class Approvals:
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: None uses the machine's clock.
-            authorize: Asked for each decision before it is stored, with a
-                `DecisionRequest`; async or not. It allows by returning True and by
-                nothing else: a text, or that of an exception, is the reason of a
-                refusal. The workers need it, too: a run that begins under it is decided
-                only by processes that have a hook. Without one a call with ``roles``
-                cannot be decided.
+            authorize: A function, async or not, that gets a `DecisionRequest` before a
+                decision is stored. Only True allows the decision; a text, or that of an
+                exception, is the reason of the refusal. Pass it to the workers, too: a
+                run that begins under a hook is decided only by processes that have one.
+                None: no hook, and a call with ``roles`` cannot be decided.
             verified: Whether the application vouches for the name in each decision's
                 ``by``; the hook and the workers see this.
 
@@ -129,23 +128,31 @@ class Approvals:
         limit: int = 500,
         **filters: Unpack[CallFilters],
     ) -> list[PendingApproval]:
-        """List what a person may decide of the oldest ``limit`` calls and questions of `pending`; see `why_not`."""
+        """List what a person may decide of the oldest ``limit`` calls and questions of `pending`; see `why_not`.
+
+        Raises:
+            StoreError: As `pending`.
+        """
         calls = await self.pending(run_id, limit=limit, **filters)
         return [call for call in calls if await self.may_decide(call, by=person)]
 
     async def count(
         self, run_id: str | None = None, **filters: Unpack[CallFilters]
     ) -> int:
-        """Count the pending calls and questions that `pending` lists, altered rows included."""
+        """Count the pending calls and questions that `pending` lists, altered rows included; raise as it does."""
         return await self._store.count_open_approvals(
             self._clock.now(), run_id=run_id, **filters
         )
 
     async def equal_calls(self, *, limit: int = 100) -> Mapping[str, int]:
-        """Count pending calls with the same function, arguments and prompt, where there are several.
+        """Count pending calls that have function, arguments and prompt in common, where there are several.
+
+        Args:
+            limit: The maximum number of groups.
 
         Returns:
-            Their number, by the filter ``equal_to`` that lists them; the most first.
+            The number of calls in each group, the largest first; a key is the filter
+                ``equal_to`` that lists the group's calls.
         """
         return await self._store.equal_approvals(self._clock.now(), limit=limit)
 
@@ -171,7 +178,7 @@ class Approvals:
     async def count_decisions(
         self, run_id: str | None = None, **filters: Unpack[CallFilters]
     ) -> int:
-        """Count what `decisions` lists, altered rows included."""
+        """Count what `decisions` lists, altered rows included; raise as `pending` does."""
         return await self._store.count_decided_approvals(run_id=run_id, **filters)
 
     async def show(self, approval_id: str) -> PendingApproval:
@@ -220,8 +227,9 @@ class Approvals:
                 ``parameters`` here, and with the function itself by the worker. It
                 binds to the call as `show` returns it. Answer a question with `Supply`,
                 or with `Deny`.
-            grant: Answer the same question about later calls so, too, see `grant`;
-                stored if this decision counts.
+            grant: Gives this answer to the same question about later calls, too; see
+                `grant`. Stored only if this decision counts. None answers this call
+                alone.
 
         Returns:
             Whether this decision, or vote, counts. False if another decision was first;
@@ -288,7 +296,8 @@ class Approvals:
     async def why_not(self, approval: PendingApproval, *, by: str) -> str:
         """Say why a person may not approve a call, or answer a question; "" if they may. Nothing is decided.
 
-        The ``authorize`` hook refuses it, or is missing; or their vote would not count.
+        Reasons are that the ``authorize`` hook refuses it, or is missing, and that
+        their vote would not count.
         """
         asks = approval.kind == "question"
         decision = Supply("", by=by) if asks else Approve(by=by)
@@ -305,14 +314,14 @@ class Approvals:
     ) -> str:
         """Answer the same question about later calls of any run, without deciding this call.
 
-        It answers what is asked from now on, before anybody is; see `Grant`. A `Deny` is
-        a standing no, which comes before any yes. A condition that cannot be evaluated
-        does not hold for a yes, and holds for a no, as in a policy. Each use is a
-        decision of the run, by its author, and is asked of the workers' ``authorize``
-        hook again: where that refuses, the call waits for a person.
+        From now on the grant answers the question, and nobody is asked; see `Grant`. A
+        `Deny` is a standing no, which comes before any yes. A condition that cannot be
+        evaluated does not hold for a yes, and holds for a no, as in a policy. Each use
+        is a decision of the run by the grant's author, about which the workers'
+        ``authorize`` hook is asked again: if it refuses, the call waits for a person.
 
         Args:
-            approval_id: A call that waits, or did: its question is answered.
+            approval_id: A call that waits or waited; the grant answers its question.
             decision: `Approve`, without arguments, or `Deny`, with ``by``.
             grant: For how long, how often, and for which calls.
 
@@ -320,8 +329,8 @@ class Approvals:
             The grant's id.
 
         Raises:
-            ApprovalRefusedError: If there is no such call, it is in doubt or a question
-                of the model, or the decision is another.
+            ApprovalRefusedError: If there is no such call, if it is in doubt or a
+                question of the model, or if the decision is neither of the two.
             NotAuthorizedError: As `decide`; the action is ``grant``.
         """
         approval = await self.show(approval_id)

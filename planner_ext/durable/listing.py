@@ -88,15 +88,16 @@ class CallFilters(TypedDict, total=False):
         text: A text that its goal, function or arguments contain; ASCII letters match
             in upper and lower case.
         function: The fully qualified name of its function.
-        role: One of those that it asks, or will ask after its escalation.
+        role: A role that may decide it, now or after its escalation.
         tag: A tag of its run.
         equal_to: What `equal_calls` returns for it: the same function, arguments and
             prompt.
         expires_before: It expires before this time, in seconds since the epoch.
-        after: It stands behind the call of this id, the oldest first.
+        after: It began to wait after the call of this id.
         by: The name of who decided it, or of one of several.
         kind: How it was decided: ``approve``, ``deny``, ``supply`` or ``expire``.
-        decided_after: When it was decided, at the earliest.
+        decided_after: When it was decided, at the earliest, in seconds since the
+            epoch.
         decided_before: Before this time.
     """
 

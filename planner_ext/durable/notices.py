@@ -163,7 +163,7 @@ class NoticeRecord:
     Attributes:
         event: ``paused``, ``ended`` or ``failed``.
         status: The run's status then.
-        at: When it happened.
+        at: When it happened; like the other times, in UTC.
         attempts: How often a worker has begun to deliver it.
         next_at: When it is delivered next; None once it was delivered or given up.
         delivered_at: When it was delivered, or None.

@@ -66,8 +66,8 @@ class RetryPolicy:
     Attributes:
         attempts: How often a run is driven without a new reply or result before it is
             ``failed``; 1 never retries, and waits for no endpoint.
-        first_delay: Seconds before the first retry. Each next delay is twice as long,
-            and up to this much longer at random.
+        first_delay: Seconds before the first retry. Each next delay is twice as long;
+            a random time of up to ``first_delay`` is added.
         max_delay: The longest delay, in seconds.
         outage_seconds: How long a run waits for an endpoint before it is ``failed``,
             and a worker for its store before it ends; 12 hours by default.
@@ -107,22 +107,24 @@ class WorkerOptions(TypedDict, total=False):
         worker_id: This worker's name, unique among living workers. None generates one.
         in_doubt: Who handles a call that had started when its process died, that may
             not simply run again, and whose probe cannot tell: a ``person``, as a
-            pending approval, or the ``model``, as the call's result.
-        poll_seconds: How often to poll the store for changes by others.
+            pending approval, or the ``model``, as the call's result. Default
+            ``person``.
+        poll_seconds: How often to poll the store for changes by others; default 0.25.
         retry: How often, and when, workers drive a run again after a fault here. None
             is the default `RetryPolicy`.
         lease_seconds: How long this worker may be frozen or cut off; after that others
-            take its runs, and it stops.
+            take its runs, and it stops. Default 30.
         max_deaths: How often a run may end its worker's process in a call, without a
-            new result, before it is quarantined. For one that was in a request, or in
+            new result, before it is quarantined; default 3. For one that was in a request, or in
             a call beside those of others, it is the square of this number: most of
             these deaths are not its fault.
-        grace_seconds: How long calls and requests in flight may take when the block is
-            left; 0 interrupts them. Default 25: Kubernetes kills after 30.
+        grace_seconds: How many seconds calls and requests in flight may take when the
+            block is left; 0 interrupts them. Default 25: Kubernetes kills after 30.
         clock: The time source; None uses the machine's clock.
         authorize: Asked before this worker takes a decision, and before this process
-            acts on a run, besides the hook of the planner's `ApprovalSettings`. A
-            refused decision of an approver leaves its call waiting. A run that begins
+            acts on a run, besides the hook of the planner's `ApprovalSettings`; see
+            `Approvals.connect`. A refused decision of an approver leaves its call
+            waiting. A run that begins
             here is bound to the hook: a worker without it does not continue the run,
             and a process without any hook may not act on it.
         on_paused: Called with a `RunNotice` when a run of the store has paused; async

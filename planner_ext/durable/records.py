@@ -68,13 +68,12 @@ class RunRecord:
         updated_at: When it last got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since its last reply, start of a call, or result.
-        attempts: How many tries it has, as the worker of its last fault counts; 0 without a
-            fault.
-        deaths: How often its worker's process ended since then.
+        attempts: How many tries the worker of its last fault allows; 0 without a fault.
+        deaths: How often its worker's process ended, counted as ``retries``.
         iterations: The round trips charged to it, up to its last reply; so are
             ``tool_calls``, ``tokens`` and ``cost``.
         cost: In the unit of its price; None if unknown.
-        tags: What it was tagged with when it began, and by what was said to it once.
+        tags: The tags that it began with, and those of `Runs.say`'s ``once``.
         priority: Of due runs a worker takes those with the highest first.
         waits_for: In a list: the functions of the first open calls, with the roles of
             those who may decide, "an answer" for a question, and how many more there
@@ -225,7 +224,7 @@ class PendingApproval(ToolCall):
         quorum: How many persons have to approve it before it runs.
         votes: Their approvals so far, the oldest first.
         escalates_at: When it asks, or began to ask, ``escalates_to``; None: never.
-        is_escalated: Whether it does now.
+        is_escalated: Whether it asks them now.
     """
 
     run_id: str
@@ -247,8 +246,8 @@ class PendingApproval(ToolCall):
     def tally(self) -> str:
         """How many persons approve it, and who, such as ``1 of 2: ann``; "" where one decides.
 
-        Votes from before its escalation come apart: whether they count, the
-        ``authorize`` hook says with the next vote.
+        Votes from before its escalation are listed apart: at the next vote the
+        ``authorize`` hook says whether they still count.
         """
         if self.quorum == 1:
             return ""

@@ -247,7 +247,7 @@ class RunsClient:
         await self._doorkeeper.check(self._store, action, run_id, by=by)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
-        """End a run for good, whichever worker drives it; False if it had ended before, or its answer was there.
+        """End a run for good, whichever worker drives it; False if it had ended, or its answer was recorded.
 
         No further function starts, and every open call is answered. The worker cancels
         a call in flight; a synchronous function continues in its thread, its result is
@@ -380,9 +380,9 @@ class RunsClient:
         Failed and quarantined runs wait for a person, and are kept.
 
         Args:
-            ended: When a run that has ended is deleted; None keeps it.
-            journals: When only the row of such a run is kept: its name, goal, tags,
-                status and consumption. None keeps all of it.
+            ended: The age at which a run that has ended is deleted; None keeps it.
+            journals: The age from which only the row of such a run is kept: its name,
+                goal, tags, status and consumption. None keeps all of it.
             by: Who sets it, for the record.
 
         Raises:
@@ -406,8 +406,8 @@ class RunsClient:
     async def forget(self, key: str, *, rewrite: bool = True, by: str = "") -> int:
         """Take a person's texts out of the store: runs with the tag, grants, and the key of shared budgets.
 
-        In periods that have not ended, a digest replaces the key: what was used stays
-        used. Its own key is in the store. Backups, exports, logs, other stores, and the
+        In periods that have not ended, a keyed digest replaces the key, and what was
+        used stays used; the digest's own key is in the store. Backups, exports, logs, other stores, and the
         log (WAL) and replicas of PostgreSQL are not reached.
 
         Args:
@@ -467,7 +467,7 @@ class RunsClient:
             status: One status of `RunRecord`, or several; None lists all.
             limit: The maximum number of runs.
             offset: The number of runs to skip.
-            **filters: By goal, worker and age; see `RunFilters`.
+            **filters: By goal, worker, function, error, tag and time; see `RunFilters`.
 
         Raises:
             StoreError: If a filter, limit or offset is invalid.
@@ -491,7 +491,7 @@ class RunsClient:
         return self._store.find(status=status, **filters)
 
     async def stats(self) -> RunStats:
-        """Count the runs, and read the age of the oldest approval; milliseconds with 100,000 runs."""
+        """Count the runs, and read the age of the oldest approval; this takes milliseconds with 100,000 runs."""
         return await self._store.stats(self._clock.now())
 
     async def marks(self) -> StoreMarks:
@@ -597,7 +597,7 @@ class RunsClient:
         not_before: datetime | None = None,
         reuse: bool = False,
     ) -> "SubmittedRun":
-        """Queue a run for a worker that `Runs.work`s; submitting it again returns the existing run.
+        """Queue a run for a worker, see `Runs.work`; submitting it again returns the existing run.
 
         Args:
             goal: The goal of the run.
@@ -611,9 +611,10 @@ class RunsClient:
                 `ApprovalPolicy`: compared as data, a function by its name.
             approval: The ``unmatched``, ``expires_in`` and ``authorize`` it must have,
                 besides this client's hook.
-            tags: Texts of one line by which to find a new run; see `RunFilters.tag`.
+            tags: Texts of one line by which to find the run; see `RunFilters.tag`. An
+                existing run keeps its tags and its priority.
             priority: Of due runs a worker takes those with the highest first, then the
-                oldest: -1,000,000 to 1,000,000. As the tags it is that of a new run.
+                oldest: -1,000,000 to 1,000,000.
             not_before: When a worker may begin a new run at the earliest, with a time
                 zone. None: at once. `Runs.start` begins it at any time.
             reuse: Whether the name may be that of a deleted run. Without it nothing is
@@ -683,7 +684,7 @@ class RunsClient:
     async def limits(self, run_id: str) -> Budget:
         """Read the limits of a run, or those that it gets before its next action.
 
-        Of a queued one those that it was submitted with; without any, those of the
+        A queued run has those that it was submitted with; without any, those of the
         worker's planner hold.
 
         Raises:
@@ -710,8 +711,8 @@ class RunsClient:
             run_id: The run.
             text: The message; not blank.
             by: Who says it, for the record.
-            once: A tag for the run, under which nothing is said to it a second time: the
-                same call may be repeated if its outcome was not seen.
+            once: A tag that the message adds to the run. Nothing is said to a run that
+                has the tag, so the same call may be repeated if its outcome was lost.
 
         Raises:
             UnknownRunError: If the store has no such run.
@@ -1041,8 +1042,7 @@ class Runs(RunsClient):
             run_id: The run's name, 1 to 200 characters without ``/``. None generates
                 one.
             arguments: The application's arguments; never stored, so each process that
-                continues the run passes them. What else a run was submitted with it
-                keeps.
+                continues the run passes them. A submitted run keeps its other inputs.
             chat_history: An earlier conversation, as of the planner's ``invoke``; the
                 store keeps it with a run that begins.
             streaming: Whether to stream requests, for the text in `RunHandle.events`;
@@ -1055,6 +1055,8 @@ class Runs(RunsClient):
                 something else; nothing is stored.
             RunConflictError: If the name belongs to a run with another goal, or
                 belonged to one that was deleted.
+            NotAuthorizedError: If the run failed or is in quarantine, and the
+                ``authorize`` hook refuses ``retry``, or is missing here.
             StoreError: If the name or the store cannot be used.
         """
         _check_planner(planner)
@@ -1090,14 +1092,15 @@ class Runs(RunsClient):
     ) -> RunHandle[R]:
         """Continue a run: with decisions, with a larger budget after a limit ended it, or after it failed.
 
-        If a worker drives the run now, it does so to the next pause or end first.
+        A run that a worker drives now is continued after its next pause or end.
 
         Args:
             run_id: The run.
             planner: Drives the run.
             kernel: Its functions may be called.
             decisions: Decisions on pending calls, by call id, besides those made
-                through `Approvals`; all or none are taken.
+                through `Approvals`; all or none are taken. Where one is invalid, the
+                handle's ``result`` raises ``DecisionRefusedError``.
             budget: Replaces the run's limits; usage so far still counts.
             arguments: As for `start`.
             by: Who resumes it, for the ``authorize`` hook, which is also asked about
@@ -1171,9 +1174,9 @@ class Runs(RunsClient):
 
         Of due runs those with the highest priority come first, then the oldest. Runs
         that this worker started itself count, and never wait. Runs in which a question
-        has expired do not count: a tenth as many, at least one, are driven besides, so
-        that thousands of these hold up no other. A fault of a run is logged, and any
-        worker retries the run.
+        has expired do not count: they have slots of their own, a tenth as many and at
+        least one, so that thousands of them delay no other run. A fault of a run is
+        logged, and any worker retries the run.
 
         Raises:
             StoreError: If the store cannot be used, for longer than

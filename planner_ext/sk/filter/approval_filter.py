@@ -114,16 +114,16 @@ class ApprovalFilter(CallFilter):
     is refused); see `pending` and `resume`.
 
     An approval is bound: if a later filter changes the function or an argument, the
-    function does not run. It is one start: a further ``next`` of an inner filter gives
-    the outcome again, unless the function is declared ``@effect("idempotent")`` or
-    ``"keyed"``. Where a policy is silent nothing is bound.
+    function does not run. It allows one start: a further ``next`` of an inner filter
+    gives the outcome again, unless the function is declared ``@effect("idempotent")``
+    or ``"keyed"``. Where a policy is silent nothing is bound.
 
     On a kernel of a planner, service or handler of this package it decides with the
     run's interceptors, before any call of a batch runs; without an approver the call
     waits as the run's own.
 
-    For rules with ``after``, earlier calls are those in the chat history, without those
-    of the call's own reply, and those that a run of this package made inside them.
+    Rules with ``after`` see the calls in the chat history before the call's own reply,
+    and those that runs of this package made inside them.
     Calls of a compacted history, or inside functions of the stock loop, are not known.
     A call without a history, as under ``function_invocation`` alone, matches every such
     rule, except inside a run of this package.

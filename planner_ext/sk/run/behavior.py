@@ -68,7 +68,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     Of both bounds the smaller one holds; without one it is that of Semantic Kernel's
     ``Auto()``, 5. Assigning ``maximum_use_attempts`` replaces the bound and switches
     automatic invocation on; assigning ``maximum_auto_invoke_attempts`` can only tighten
-    it. ``auto_invoke_kernel_functions`` switches and keeps the bound.
+    it. ``auto_invoke_kernel_functions`` switches invocation and keeps the bound.
 
     Copies share the callback; ``model_dump``, ``model_dump_json`` and the JSON schema
     exclude it.
