@@ -1,6 +1,7 @@
 """ApprovalFilter without an approver: the stock loop terminates, and the history is brought to its end later."""
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -61,6 +62,41 @@ async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> N
         64,
     )
     check_sendable(history)
+
+
+async def test_a_question_is_shown_as_it_was_asked() -> None:
+    """What the call does, who asks, and until when; in a stored history, too."""
+    question = Defer("Sure?", expires_in=3600, summary="Pays {amount}")
+    _, by, history = await waiting(policy=lambda _: question)
+    kept = ChatHistory.model_validate_json(history.model_dump_json())
+    pending = by.pending(kept)[-1]
+    assert (pending.prompt, pending.summary) == ("Sure?", "Pays 50")
+    assert pending.asked_by.endswith("<lambda>")
+    assert pending.expires_at is not None
+    assert pending.expires_at > datetime.now(UTC)
+
+
+async def test_an_expired_question_takes_no_decision() -> None:
+    """It is refused by name, and nothing runs; a resume without it lets the model know."""
+    here, by, history = await waiting(
+        REFUND, DONE, policy=lambda _: Defer(expires_in=1e-9)
+    )
+    (pending,) = by.pending(history)
+    for decision in (Approve(by="ann"), Deny(by="ann"), Supply("paid", by="ann")):
+        with pytest.raises(DecisionRefusedError, match="the question expired"):
+            await by.resume(here.kernel, history, {pending.id: decision})
+    assert await by.resume(here.kernel, history, {}) == ()
+    assert here.ran == []
+    assert "nobody decided in time" in results(history)[-1]
+    check_sendable(history)
+
+
+async def test_a_question_for_several_persons_is_put_to_nobody() -> None:
+    """No store counts their votes: also of a policy that another interceptor asks the call is refused."""
+    rule = {"function": "refund", "action": "ask", "quorum": 2}
+    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [rule]})
+    here, by, history = await waiting(REFUND, DONE, policy=lambda call: policy(call))
+    assert (by.pending(history), here.ran) == ((), [])
 
 
 @each_under

@@ -39,6 +39,7 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.errors import InvalidLimitError, require, shown
+from planner_ext.core.facts import Panel
 from planner_ext.core.state import State
 from planner_ext.core.values import Newest
 from planner_ext.engine.concurrency import Raised, caught
@@ -84,6 +85,7 @@ from planner_ext.sk.run.resume import as_given, let_in
 _logger = logging.getLogger(__name__)
 
 _REFUSED: Final = "The call was refused and did not run"
+_LATE: Final = "it needed a person's approval, and nobody decided in time."
 _STARTED: Final = (
     "This call was approved and has started; its result is not known, "
     "and whether it took effect is in doubt."
@@ -271,6 +273,7 @@ class ApprovalFilter(CallFilter):
         can_wait = (
             isinstance(context, AutoFunctionInvocationContext)
             and guard_of(context) is None
+            and question.panel == Panel()
         )
         if not can_wait or (waits := waiting_result(context, call, question)) is None:
             _answer(
@@ -296,7 +299,8 @@ class ApprovalFilter(CallFilter):
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
         While a function runs, its result in the history says that it is in doubt: no
-        later `resume` runs it again. Calls that were not started then wait again.
+        later `resume` runs it again. Calls that were not started then wait again. A
+        question that has expired without a decision is answered so.
 
         Args:
             kernel: Whose functions run, through its function-invocation filters.
@@ -348,6 +352,9 @@ class ApprovalFilter(CallFilter):
                 case _:
                     to_run.append((one, replace_result(history, item, _STARTED)))
             self._taken.add(one.waiting.pending.fingerprint)
+        for waiting in waiting_results(history):
+            if waiting.is_late:
+                replace_result(history, waiting.item, _refusal(_LATE))
         try:
             while to_run:
                 one, item = to_run.popleft()

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
@@ -64,6 +65,12 @@ class WaitingResult:
     call: FunctionCallContent
     place: str
     question: Defer
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the question has expired."""
+        expires_at = self.pending.expires_at
+        return expires_at is not None and datetime.now(UTC) >= expires_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,10 @@ def _checked(
         raise DecisionRefusedError(
             f"The call {name!r} was answered {shown(decision)}; expected Approve, Deny or Supply."
             f"{way_out('decision', decision)}"
+        )
+    if found[0].is_late:
+        raise DecisionRefusedError(
+            f"The decision on {name!r} came too late: the question expired. Resume without it to let the model know."
         )
     problem = problem_of(decision)
     if problem is not None:
@@ -211,9 +222,16 @@ def _marked(
     question: Defer,
     place: str,
 ) -> tuple[str, dict[str, Any]]:
+    expires_at = ""
+    if question.expires_in is not None:
+        moment = datetime.now(UTC) + timedelta(seconds=question.expires_in)
+        expires_at = moment.isoformat()
     mark: dict[str, Any] = {
         "function": function.fully_qualified_name,
         "prompt": question.prompt or "",
+        "summary": question.summary,
+        "asked_by": question.asked_by,
+        "expires_at": expires_at,
         "arguments": arguments_text(arguments),
         "signature": tool_of(function).signature,
         "source": question.source,
@@ -252,6 +270,9 @@ def _waiting_result(
             "prompt": str(prompt),
             "arguments": str(text),
             "signature": str(signature),
+            "summary": str(summary),
+            "asked_by": str(asked_by),
+            "expires_at": str(expires_at),
             "nonce": str(),
         } as mark:
             own = cast(
@@ -273,7 +294,10 @@ def _waiting_result(
                 fingerprint=fingerprint,
                 signature=signature,
                 prompt=prompt,
+                summary=summary,
+                asked_by=asked_by,
                 roles=tuple(cast("list[str]", mark.get("roles", ()))),
+                expires_at=datetime.fromisoformat(expires_at) if expires_at else None,
             )
             question = Defer(
                 prompt, roles=pending.roles, source=str(mark.get("source", ""))
