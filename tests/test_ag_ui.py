@@ -12,6 +12,7 @@ from ag_ui.core import (
     AssistantMessage,
     BaseEvent,
     Context,
+    ResumeEntry,
     RunAgentInput,
     RunFinishedEvent,
     StepStartedEvent,
@@ -27,6 +28,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
     ApprovalPolicy,
+    Approve,
     Budget,
     Checkpoint,
     FunctionCallingStepwisePlanner,
@@ -35,6 +37,7 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.ag_ui import ag_ui_events
+from planner_ext.ag_ui.inputs import decision_of
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, Clarified, Fact
 from planner_ext.hitl_manager import Defer, ToolCall
@@ -858,4 +861,17 @@ async def test_the_thread_always_stays_valid(
     assert (
         find_violation({"model": "any", "messages": desk.service.requests[-1].messages})
         is None
+    )
+
+
+def test_an_approval_binds_to_the_call_of_its_interrupt() -> None:
+    """Also where it is taken later: a call that waits anew meanwhile has another fingerprint."""
+    waiting = ToolCall(
+        id="a", fully_qualified_name="shop-pay", arguments={}, fingerprint="f" * 64
+    )
+    entry = ResumeEntry(
+        interrupt_id=waiting.fingerprint, status="resolved", payload={"approved": True}
+    )
+    assert decision_of(entry, waiting, "ann") == Approve(
+        by="ann", fingerprint=waiting.fingerprint
     )

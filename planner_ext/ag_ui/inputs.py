@@ -118,7 +118,7 @@ def decision_of(answer: Answer, call: ToolCall, by: str | None) -> Decision | No
             edited = given.get("editedArgs")
             if edited is None or isinstance(edited, dict):
                 arguments = None if edited is None else cast("dict[str, Any]", edited)
-                return Approve(arguments=arguments, by=by)
+                return Approve(arguments=arguments, by=by, fingerprint=call.fingerprint)
         case _:
             pass
     raise DecisionRefusedError(

@@ -115,6 +115,7 @@ async def approve(
     args: cli.DecisionArgs,
     terms: cli.GrantArgs,
     always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None,
+    fingerprint: cli.Fingerprint = None,
 ) -> int:
     """Approve a call with the arguments shown; a worker continues the run.
 
@@ -126,12 +127,15 @@ async def approve(
     Options:
         always: For the rest of the run, approve this function, or this function with
             these arguments, without asking.
+        fingerprint: That of the call which you read, as show prints it: another call,
+            other arguments or a later question are refused. Default: the call as it is.
     """
     # The store refuses any other value.
     kind = cast('Literal["function", "arguments"] | None', always)
 
     def approved(call: PendingApproval) -> Approve:
-        return Approve(always=kind, by=args.by, fingerprint=call.fingerprint)
+        bound = fingerprint or call.fingerprint
+        return Approve(always=kind, by=args.by, fingerprint=bound)
 
     return await _decide(args, approved, terms)
 
@@ -159,6 +163,7 @@ async def edit(
     changes: Annotated[
         list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)
     ],
+    fingerprint: cli.Fingerprint = None,
 ) -> int:
     """Approve a call with edited arguments.
 
@@ -175,13 +180,14 @@ async def edit(
         changes: What to change; the value is JSON, or text. A NAME alone opens its
             value in the editor that EDITOR names. Or one JSON object in place of all
             arguments.
+        fingerprint: As of approve.
     """
 
     def edited(call: PendingApproval) -> Approve:
         return Approve(
             arguments=_edited(call.arguments, changes),
             by=args.by,
-            fingerprint=call.fingerprint,
+            fingerprint=fingerprint or call.fingerprint,
         )
 
     return await _decide(args, edited)

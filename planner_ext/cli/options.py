@@ -105,6 +105,7 @@ def _read_age(text: str) -> timedelta:
 
 
 Age = Annotated[timedelta, typer.Option(parser=_read_age, metavar="AGE")]
+Fingerprint = Annotated[str | None, typer.Option(metavar="DIGEST")]
 Since = Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")]
 MoreIterations = Annotated[
     int | None,

@@ -334,6 +334,7 @@ class Approvals:
             NotAuthorizedError: As `decide`; the action is ``grant``.
         """
         approval = await self.show(approval_id)
+        _refuse_unbound(approval, decision)
         step = await self._grant_step(approval, decision, grant, self._clock.now())
         await self._store.database.transact(step)
         return str(step[1]["id"])
@@ -471,11 +472,8 @@ def _made_by(votes: Sequence[DecisionRecord]) -> str:
     return write_decision(Approve(by=", ".join(names)), verified=True, votes=names)
 
 
-def _checked_decision(
-    approval: PendingApproval, decision: Decision, at: float, *, verified: bool
-) -> str:
-    """Return a decision that is valid for its call as JSON text."""
-    text = write_decision(decision, verified=verified)
+def _refuse_unbound(approval: PendingApproval, decision: Decision) -> None:
+    """Refuse an approval that was given for something else."""
     if isinstance(decision, Approve) and decision.fingerprint not in (
         None,
         approval.fingerprint,
@@ -484,6 +482,14 @@ def _checked_decision(
             f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "
             f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide again."
         )
+
+
+def _checked_decision(
+    approval: PendingApproval, decision: Decision, at: float, *, verified: bool
+) -> str:
+    """Return a decision that is valid for its call as JSON text."""
+    text = write_decision(decision, verified=verified)
+    _refuse_unbound(approval, decision)
     if (
         isinstance(decision, Approve)
         and decision.arguments is not None

@@ -94,3 +94,20 @@ def test_what_waits_says_who_decided_as_json(command: Command) -> None:
     assert (waiting["decision"], waiting["refused"]) == (None, [])
     approved = command("approvals", "approve", CALL, "--by", "ann", *STORE)
     assert "is approved with the arguments shown" in approved.out
+
+
+def test_an_approval_may_name_the_call_that_was_read(command: Command) -> None:
+    """For a call that waits with other arguments meanwhile it is refused, and so is a grant."""
+    assert command(*RUN).code == 4
+    read = command("approvals", "show", CALL, *STORE, "--json").document
+    for more in ((), ("--for", "1h", "--later-only")):
+        other = ("approvals", "approve", CALL, *STORE, "--fingerprint", "0" * 64)
+        refused = command(*other, *more)
+        assert refused.code == 2
+        assert "other arguments" in refused.err
+    edited = command(
+        "approvals", "edit", CALL, "amount=20", *STORE, "--fingerprint", "0" * 64
+    )
+    assert edited.code == 2
+    own = ("--fingerprint", read["fingerprint"])
+    assert command("approvals", "approve", CALL, *STORE, *own).code == 0

@@ -352,9 +352,7 @@ class ApprovalFilter(CallFilter):
                 case _:
                     to_run.append((one, replace_result(history, item, _STARTED)))
             self._taken.add(one.waiting.pending.fingerprint)
-        for waiting in waiting_results(history):
-            if waiting.is_late:
-                replace_result(history, waiting.item, _refusal(_LATE))
+        _answer_late(history)
         try:
             while to_run:
                 one, item = to_run.popleft()
@@ -561,6 +559,12 @@ def _given(content: FunctionCallContent) -> dict[str, Any] | None:
 
 def _refusal(reason: str) -> str:
     return f"{_REFUSED}: {reason}" if reason else _REFUSED
+
+
+def _answer_late(history: ChatHistory) -> None:
+    for waiting in waiting_results(history):
+        if waiting.is_late:
+            replace_result(history, waiting.item, _refusal(_LATE))
 
 
 def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
