@@ -46,7 +46,7 @@ from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
 from planner_ext.sk.run.inside import resumed
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
-from planner_ext.sk.run.resume import Late, ResumeRequest
+from planner_ext.sk.run.resume import Late, ResumeRequest, as_given
 from planner_ext.sk.run.returned import refuse_waiting
 from planner_ext.sk.run.service import (
     ServiceRequest,
@@ -487,7 +487,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         options = replace(
             own, budget=limits or own.bounded(loaded.state().rules.limits)
         )
-        given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=limits)
+        made = as_given(decisions)
+        given = ResumeRequest(checkpoint=loaded, decisions=made, budget=limits)
         parent = current_parent_run(self._tab)
         context = self._context(
             request, settings, options, streaming=streaming, parent=parent

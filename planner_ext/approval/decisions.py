@@ -12,6 +12,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import (
@@ -392,6 +393,36 @@ RunAction: TypeAlias = Literal[
     "forget",
 ]
 """What is done to a run, or to all runs of a store; the ``authorize`` hook is asked about each."""
+
+
+@frozen
+class MadeDecision:
+    """A decision as a run takes it, with a copy of its edit: what the hook allows and the rules see is what is taken.
+
+    Attributes:
+        at: When it was made, in seconds since the epoch; None for now.
+        verified: Whether the application vouches for its author.
+        grant: The grant that it is of; "" if it is of this call alone.
+        votes: The persons whose votes made it; the hook is asked about each.
+    """
+
+    decision: Decision
+    at: float | None = None
+    verified: bool = False
+    grant: str = ""
+    votes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        decision = self.decision
+        if (
+            isinstance(decision, Approve)
+            and problem_of(decision) is None
+            and decision.arguments is not None
+        ):
+            with suppress(ValueError):  # they are no JSON, and refused as that
+                arguments = json.loads(edited_text(decision.arguments))
+                copied = replace(decision, arguments=arguments)
+                object.__setattr__(self, "decision", copied)
 
 
 @frozen

@@ -16,6 +16,7 @@ from planner_ext.approval.decisions import (
     DecisionKind,
     DecisionRecord,
     Deny,
+    MadeDecision,
     Supply,
     ToolCall,
     digest_of,
@@ -601,8 +602,8 @@ def any_decision_text(decision: object, *, grant: str = "") -> str:
         )
 
 
-def read_decision(text: str) -> tuple[Decision, bool, str, tuple[str, ...]]:
-    """Read what `write_decision` wrote.
+def read_decision(text: str) -> MadeDecision:
+    """Read what `write_decision` wrote; its time is in the row.
 
     Raises:
         ApprovalRefusedError: If it is damaged, or newer than this version reads.
@@ -620,7 +621,7 @@ def read_decision(text: str) -> tuple[Decision, bool, str, tuple[str, ...]]:
         votes = tuple(_text(vote["by"]) for vote in data.pop("votes", ()))
         decision = _KINDS[data.pop("kind")](**data)
     _check_decision(decision)
-    return decision, verified, grant, votes
+    return MadeDecision(decision=decision, verified=verified, grant=grant, votes=votes)
 
 
 def _kind_of(decision: object) -> str | None:

@@ -52,6 +52,7 @@ from planner_ext.approval.decisions import (
     Decision,
     Deny,
     InvalidDecisionError,
+    MadeDecision,
     hooks_of,
 )
 from planner_ext.approval.waiting import InDoubt
@@ -186,19 +187,12 @@ class _Decided(NamedTuple):
 
     Attributes:
         key: The id of its approval.
-        verified: Whether its author is vouched for.
-        grant: The grant that it is of; "" if it is of this call alone.
-        votes: The persons whose votes made it.
         is_stored: Whether the approval's row holds it.
     """
 
     key: str
-    decision: Decision
-    at: float
-    verified: bool = False
-    grant: str = ""
-    votes: tuple[str, ...] = ()
-    is_stored: bool = False
+    made: MadeDecision
+    is_stored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +253,7 @@ class Runner:
                 goal=stored.record.goal,
                 store=_with_crash_points(kept),
                 facts=stored.facts,
-                decisions={call_id: one.decision for call_id, one in decided.items()},
-                decided_at={call_id: one.at for call_id, one in decided.items()},
-                grants={call_id: one.grant for call_id, one in decided.items()},
-                votes={call_id: one.votes for call_id, one in decided.items()},
+                decisions={call_id: one.made for call_id, one in decided.items()},
                 budget=budget,
                 arguments=stored.inputs.arguments,
                 before=stored.inputs.before,
@@ -271,7 +262,6 @@ class Runner:
                 authorize=self.authorize,
                 described=writer.approval_of,
                 guards=stored.inputs.guards,
-                verified={call_id for call_id, one in decided.items() if one.verified},
                 emit=kept.emit if job.streaming else None,
             )
             try:
@@ -306,19 +296,20 @@ class Runner:
             key = str(row[0])
             try:
                 approval = read_approval(row)
-                decision, verified, grant, votes = read_decision(str(row[7]))
+                made = read_decision(str(row[7]))
             except ApprovalRefusedError as error:
-                own_words = _Decided(key, Deny(), self.clock.now(), is_stored=True)
-                await self._reopened(run_id, own_words, error)
+                own_words = MadeDecision(decision=Deny(), at=self.clock.now())
+                damaged = _Decided(key, own_words, is_stored=True)
+                await self._reopened(run_id, damaged, error)
                 continue
+            decision = made.decision
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
             at = 0.0
             if approval.decided_at is not None:
                 at = approval.decided_at.timestamp()
-            decided[approval.path] = _Decided(
-                key, decision, at, verified, grant, votes, is_stored=True
-            )
+            made = replace(made, decision=decision, at=at)
+            decided[approval.path] = _Decided(key, made, is_stored=True)
         return decided
 
     def _given(
@@ -327,31 +318,35 @@ class Runner:
         """Prepare a job's decisions; their rows get them with their facts."""
         at = self.clock.now()
         given = {
-            path: _Decided(writer.approval_id_of(path), decision, at)
+            path: _Decided(
+                writer.approval_id_of(path),
+                MadeDecision(decision=decision, at=at),
+                is_stored=False,
+            )
             for path, decision in ((writer.path_of(name), own[name]) for name in own)
         }
         writer.given = {
-            one.key: (any_decision_text(one.decision), at) for one in given.values()
+            one.key: (any_decision_text(one.made.decision), at)
+            for one in given.values()
         }
         return given
 
     async def _reopened(self, run_id: str, refused: _Decided, error: Exception) -> bool:
         """Refuse a decision; return whether its call waits again: its row held the decision."""
-        text = any_decision_text(refused.decision, grant=refused.grant)
+        key = refused.key
+        made = refused.made
+        at = made.at or 0.0
+        text = any_decision_text(made.decision, grant=made.grant)
         problem = str(error)
         if not refused.is_stored:
-            await self.store.refuse(
-                run_id, refused.key, text, problem=problem, at=refused.at
-            )
+            await self.store.refuse(run_id, key, text, problem=problem, at=at)
             return False
         log_run(
             logging.WARNING,
             run_id,
-            f"call {escaped(refused.key)} waits again: {escaped(error)}",
+            f"call {escaped(key)} waits again: {escaped(error)}",
         )
-        await self.store.reopen(
-            refused.key, problem, decision=text, grant=refused.grant, at=refused.at
-        )
+        await self.store.reopen(key, problem, decision=text, grant=made.grant, at=at)
         return True
 
 

@@ -5,13 +5,13 @@ A store makes activations, a planner drives them; neither needs to know the othe
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any, Protocol, TypeVar
 
-from planner_ext.approval.decisions import Authorize, Decision, ToolCall
+from planner_ext.approval.decisions import Authorize, MadeDecision, ToolCall
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import Fact, Guards
@@ -36,10 +36,6 @@ class Activation:
         store: Records each fact before the run acts on it.
         facts: The journal so far; empty starts the run.
         decisions: Decisions on pending calls, by call id.
-        decided_at: When each was made, in seconds since the epoch, by call id.
-        verified: The ids of the calls whose author the application vouches for.
-        grants: The grants by which calls were decided, by call id.
-        votes: The persons whose votes approved calls, by call id.
         budget: Replaces the run's limits; ``new_budget`` does while the run is driven.
         arguments: What the run was submitted with, by name; `ArgumentsFor` takes
             precedence.
@@ -55,11 +51,8 @@ class Activation:
     goal: str
     store: RunStore
     facts: Sequence[Fact] = ()
-    decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
-    decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
-    grants: Mapping[str, str] = field(default_factory=dict[str, str])
-    votes: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
+    decisions: Mapping[str, MadeDecision] = field(
+        default_factory=dict[str, MadeDecision]
     )
     budget: Budget | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -68,7 +61,6 @@ class Activation:
     new_budget: BudgetHandle | None = None
     authorize: Authorize | tuple[Authorize, ...] | None = None
     described: Callable[[ToolCall, State], ToolCall] | None = None
-    verified: Set[str] = frozenset()
     guards: Guards | None = None
     emit: Emit | None = None
 

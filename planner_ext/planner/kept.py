@@ -105,10 +105,6 @@ class KeptRun(PlannerRun):
             checkpoint=checkpoint,
             decisions=activation.decisions,
             budget=budget,
-            decided_at=activation.decided_at,
-            grants=activation.grants,
-            votes=activation.votes,
-            verified=activation.verified,
             described=activation.described,
         )
         facts = await resumed(self.context, given)

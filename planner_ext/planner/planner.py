@@ -494,7 +494,7 @@ class FunctionCallingStepwisePlanner:
         streaming: bool,
     ) -> PlannerRun:
         from planner_ext.sk.run.inside import resumed  # noqa: PLC0415  (only to resume)
-        from planner_ext.sk.run.resume import ResumeRequest  # noqa: PLC0415  (only to resume)
+        from planner_ext.sk.run.resume import ResumeRequest, as_given  # noqa: PLC0415  (only to resume)
 
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
         loaded = Checkpoint.given(checkpoint)
@@ -518,7 +518,7 @@ class FunctionCallingStepwisePlanner:
         limits = None if budget is None else options.budget
         given = ResumeRequest(
             checkpoint=loaded,
-            decisions={} if decisions is None else decisions,
+            decisions=as_given({} if decisions is None else decisions),
             budget=limits,
         )
         taking = Taking(options.taken)

@@ -31,7 +31,7 @@ from planner_ext import (
     Supply,
     requires_approval,
 )
-from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.approval.decisions import Decision, MadeDecision, ToolCall
 from planner_ext.core.facts import Ended, Fact, place_of_fact, unwrapped
 from planner_ext.core.fold import apply
 from planner_ext.core.state import State, run_at
@@ -358,7 +358,9 @@ class World:
             goal=self.goal,
             store=journal,
             facts=tuple(journal.facts),
-            decisions=decisions,
+            decisions={
+                name: MadeDecision(decision=decisions[name]) for name in decisions
+            },
         )
         return await planner.journaled(kernel, activation).result()
 

@@ -33,6 +33,7 @@ from planner_ext.approval.decisions import (
     Defer,
     Deny,
     Interceptor,
+    MadeDecision,
     Supply,
     ToolCall,
     approval_required,
@@ -322,12 +323,16 @@ class ApprovalFilter(CallFilter):
                 decided only under such a hook.
         """
         self.report_unused_rules(kernel)
-        decisions = as_given(decisions)
-        asked = decided_calls(kernel, history, decisions, self._taken)
+        given = as_given(decisions)
+        asked = decided_calls(kernel, history, given, self._taken)
         await let_in(
             "",
             [
-                (one.waiting.pending, one.waiting.pending.id, one.decision)
+                (
+                    one.waiting.pending,
+                    one.waiting.pending.id,
+                    MadeDecision(decision=one.decision),
+                )
                 for one in asked
             ],
             self.authorize,
@@ -337,7 +342,7 @@ class ApprovalFilter(CallFilter):
             for one in asked
         }
         to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
-        for one in decided_calls(kernel, history, decisions, self._taken):
+        for one in decided_calls(kernel, history, given, self._taken):
             item = one.waiting.item
             reviewed = reviews.get(one.waiting.pending.fingerprint)
             match one.decision if reviewed is None else reviewed.decision:

@@ -29,6 +29,7 @@ from planner_ext.approval.decisions import (
     Decision,
     Defer,
     Deny,
+    MadeDecision,
     Supply,
     ToolCall,
     digest_of,
@@ -86,13 +87,14 @@ class DecidedCall:
 def decided_calls(
     kernel: Kernel,
     history: ChatHistory,
-    decisions: Mapping[str, Decision],
+    decisions: Mapping[str, MadeDecision],
     taken: Container[str],
 ) -> list[DecidedCall]:
     """Find the waiting call of each decision, by id or fingerprint; refuse all if one cannot be taken."""
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
-    for name, decision in decisions.items():
+    for name, made in decisions.items():
+        decision = made.decision
         found = _named(waiting, name)
         if (
             len(found) > 1

@@ -22,8 +22,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final, Literal, TypeAlias
 
@@ -34,10 +33,10 @@ from planner_ext.approval.decisions import (
     DecisionRequest,
     Defer,
     Deny,
+    MadeDecision,
     Supply,
     ToolCall,
     digest_of,
-    edited_text,
     fingerprint_of,
     further_digest,
     problem_of,
@@ -187,17 +186,16 @@ def _further_fingerprint(run_id: str, fact: CallDecided) -> str:
 
 async def let_in(
     run_id: str,
-    calls: Iterable[tuple[ToolCall, str, Decision]],
+    calls: Iterable[tuple[ToolCall, str, MadeDecision]],
     authorize: Authorize | Sequence[Authorize] | None,
-    *,
-    verified: Container[str] = (),
 ) -> None:
     """Ask the application's hook about each decision, before any of them counts.
 
     Without a hook no question with roles is decided, unless the application vouches for
-    its author: ``verified``.
+    its author.
     """
-    for call, call_id, decision in calls:
+    for call, call_id, made in calls:
+        decision = made.decision
         if not isinstance(decision, Approve | Deny | Supply):
             continue  # no decision, which is refused as that
         by = ""
@@ -209,7 +207,7 @@ async def let_in(
             run_id=run_id,
             call=call,
             decision=decision,
-            verified=call_id in verified,
+            verified=made.verified,
         )
         refusal = await refusal_of(authorize, request)
         if refusal is not None:
@@ -218,27 +216,14 @@ async def let_in(
             )
 
 
-def as_given(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-    """Copy decisions, with their edits: what the hook allows and the rules see is what is taken."""
+def as_given(decisions: Mapping[str, Decision]) -> dict[str, MadeDecision]:
+    """Return decisions as they are taken, made now."""
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = way_out("decisions", decisions)
         raise DecisionRefusedError(
             f"decisions must map call ids to decisions; got {shown(decisions)}.{hint}"
         )
-    return {name: _copied(decision) for name, decision in decisions.items()}
-
-
-def _copied(decision: Decision) -> Decision:
-    if (
-        isinstance(decision, Approve)
-        and problem_of(decision) is None
-        and decision.arguments is not None
-    ):
-        with suppress(ValueError):  # they are no JSON, and refused as that
-            return replace(
-                decision, arguments=json.loads(edited_text(decision.arguments))
-            )
-    return decision
+    return {name: MadeDecision(decision=one) for name, one in decisions.items()}
 
 
 ReviewEdit: TypeAlias = Callable[[ToolCall, Approve, Defer, State], Awaitable[Reviewed]]
@@ -285,15 +270,9 @@ class _DecisionFacts:
         )
         return replace(nobody, verdict="answer", answer=answer, reason="expired", at=at)
 
-    async def take(
-        self,
-        call: Call,
-        decision: Decision,
-        at: float,
-        *,
-        grant: str,
-        votes: tuple[str, ...],
-    ) -> CallDecided | Clarified:
+    async def take(self, call: Call, made: MadeDecision) -> CallDecided | Clarified:
+        decision = made.decision
+        at = self.now if made.at is None else made.at
         if call.decided_fact.kind == "question":
             return self._answered(call, decision, at)
         approved = call.started and call.decided_fact.approved
@@ -302,8 +281,8 @@ class _DecisionFacts:
             at=at,
             approved=approved,
             further=(),
-            grant=grant,
-            votes=votes,
+            grant=made.grant,
+            votes=made.votes,
         )
         call_id = call.request.id
         name = f"{call_id!r} ({fact.function})"
@@ -311,7 +290,7 @@ class _DecisionFacts:
         if problem is not None:
             changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        reviewed = await self._reviewed_decision(call, decision, votes)
+        reviewed = await self._reviewed_decision(call, decision, made.votes)
         if isinstance(reviewed.decision, Defer):
             fact = replace(fact, at=self.now)  # the new question is open from now on
         decided = apply_decision(
@@ -694,27 +673,14 @@ class ResumeRequest:
     """A checkpoint, the decisions on its pending calls, and a budget that replaces its own.
 
     Attributes:
-        decided_at: When each decision was made, by call id; else now.
-        grants: The grants by which calls were decided, by call id.
-        votes: The persons whose votes approved calls, by call id; each is asked of the
-            hook.
-        verified: The ids of the calls whose author the application vouches for.
+        decisions: By call id, or path.
         described: Shows a call to the ``authorize`` hook, given the state in which it waits.
     """
 
     checkpoint: Checkpoint
-    decisions: Mapping[str, Decision]
+    decisions: Mapping[str, MadeDecision]
     budget: Budget | None = None
-    decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
-    grants: Mapping[str, str] = field(default_factory=dict[str, str])
-    votes: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
-    )
-    verified: Container[str] = ()
     described: Callable[[ToolCall, State], ToolCall] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "decisions", as_given(self.decisions))
 
     async def facts(
         self,
@@ -794,10 +760,12 @@ class ResumeRequest:
             known = checks.get(run.path)
             if known is None:
                 continue
-            roles = _roles_at(call.decided_fact, self.decided_at.get(name, at))
+            made = self.decisions[name]
+            decided_at = at if made.at is None else made.at
+            roles = _roles_at(call.decided_fact, decided_at)
             shown_call = show(replace(pending[path], roles=roles), state)
-            asked = [(shown_call, name, one) for one in self._decisions_of(name)]
-            await let_in(state.run_id, asked, known.authorize, verified=self.verified)
+            asked = [(shown_call, name, one) for one in _asked_about(made)]
+            await let_in(state.run_id, asked, known.authorize)
 
     def named_in(self, run: OpenRun) -> list[str]:
         """Name the decisions on what waits in a run, and in those inside it."""
@@ -827,16 +795,7 @@ class ResumeRequest:
             if name is None:
                 continue
             try:
-                decided_at = self.decided_at.get(name, at)
-                decided.append(
-                    await taking.take(
-                        call,
-                        self.decisions[name],
-                        decided_at,
-                        grant=self.grants.get(name, ""),
-                        votes=self.votes.get(name, ()),
-                    )
-                )
+                decided.append(await taking.take(call, self.decisions[name]))
             except DecisionRefusedError as error:
                 error.call_id = name
                 raise
@@ -844,12 +803,6 @@ class ResumeRequest:
             taking.leave(call, at) for path, call in calls.items() if path not in named
         ]
         return [fact for fact in decided if fact is not None]
-
-    def _decisions_of(self, name: str) -> list[Decision]:
-        """List the votes that make a decision, or the decision alone."""
-        decision = self.decisions[name]
-        votes = [Approve(by=by) for by in self.votes.get(name, ())]
-        return [*votes] or [decision]
 
     def _by_path(self, waiting: Mapping[str, object]) -> dict[str, str]:
         """Find what waits by the names of the decisions: paths, or plain ids; in the order in which it waits.
@@ -869,6 +822,12 @@ class ResumeRequest:
                 )
             found[path] = name
         return {path: found[path] for path in waiting if path in found}
+
+
+def _asked_about(made: MadeDecision) -> list[MadeDecision]:
+    """List the votes that make a decision, or the decision alone."""
+    votes = [replace(made, decision=Approve(by=by)) for by in made.votes]
+    return votes or [made]
 
 
 def _is_to_be_decided(
