@@ -10,12 +10,12 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import semantic_kernel
 from openai import AsyncOpenAI
@@ -23,17 +23,12 @@ from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.open_ai import (
-    OpenAIChatCompletion,
-    OpenAIChatPromptExecutionSettings,
-)
-from semantic_kernel.contents import AuthorRole, ChatHistory
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.contents import AuthorRole
 from semantic_kernel.filters import FilterTypes
 
 from planner_ext import (
-    Budget,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
     FunctionInvokingChatCompletion,
@@ -42,7 +37,7 @@ from planner_ext.cli import demo_shop as shop
 from planner_ext.cli.command import ExitCode
 from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, TextFlow
-from planner_ext.compare import run_comparison
+from planner_ext.compare import Option, Run, Trial, option, run_comparison
 from planner_ext.core.facts import CallFinished
 from planner_ext.durable.records import (
     fold_journal,
@@ -52,6 +47,15 @@ from planner_ext.testing import Script, ScriptedOpenAIServer
 
 _ALLOWED = 5
 """Round trips in the first part."""
+
+_AS_WRITTEN = ("option-1", "option-2", "option-3")
+_LOOPS = (
+    "Semantic Kernel",
+    "Semantic Kernel, streamed",
+    "planner_ext",
+    "planner_ext, streamed",
+)
+"""The options of the comparison, and the loops beside them, in the first part."""
 
 _GOAL_BUDGET = 10
 """Round trips in the second part."""
@@ -78,21 +82,6 @@ async def run_demo(console: Terminal) -> int:
     return ExitCode.ANSWERED if all(agrees) else ExitCode.NO_ANSWER
 
 
-class _Loop(NamedTuple):
-    """One loop with the model that never stops.
-
-    Attributes:
-        requests: Round trips, as the server counted them.
-        reported: Round trips, as the loop reports them, if it does.
-    """
-
-    name: str
-    requests: int
-    reported: int | None
-    answer: str
-    limit: str | None = None
-
-
 async def _limits(console: Terminal) -> bool:
     """Ask a model that never stops; return whether our loops kept within the budget."""
     _print_title(
@@ -100,21 +89,18 @@ async def _limits(console: Terminal) -> bool:
         "1",
         f"A model that never stops calling functions, and {_ALLOWED} round trips allowed",
     )
-    stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
-    own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
-    options = [f"option-{number}" for number in (1, 2, 3)]
+    limits: list[object] = []
     comparison = await run_comparison(
-        max_iterations=_ALLOWED, scripts=("never-ending",), options=options
+        max_iterations=_ALLOWED,
+        scripts=("never-ending",),
+        options=(*_AS_WRITTEN, *(_one_request(name, limits) for name in _LOOPS)),
     )
-    written = [
-        _Loop(f"ADR, option {run.option[-1]}", run.trips, run.charged, run.answer)
-        for run in comparison.runs
-    ]
-    _print_loops(console, [*stock, *written, *own])
+    own = comparison.runs[-2:]
+    _print_loops(console, comparison.runs)
     ours = own[0]
     _print(
         console,
-        f"planner_ext: charged {ours.reported}, the server counted {ours.requests}; limit reached: {ours.limit}; "
+        f"planner_ext: charged {ours.charged}, the server counted {ours.trips}; limit reached: {limits[-1]}; "
         f'answer: "{ours.answer}"',
         style="bold",
     )
@@ -128,77 +114,57 @@ async def _limits(console: Terminal) -> bool:
         "planner-ext compare shows them all.",
         style="dim",
     )
-    return all(
-        loop.reported == loop.requests <= _ALLOWED and loop.answer for loop in own
-    )
+    return all(run.charged == run.trips <= _ALLOWED and run.answer for run in own)
 
 
-async def _loop(*, ours: bool, streamed: bool) -> _Loop:
-    kernel = Kernel()
-    history = ChatHistory()
-    kernel.add_plugin(shop.Export(), "export")
-    history.add_user_message("Wait until the export is finished, then say so.")
-    behavior = FunctionChoiceBehavior.Auto(  # pyright: ignore[reportUnknownMemberType]
-        maximum_auto_invoke_attempts=_ALLOWED
-    )
-    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
-    async with _scripted(shop.export_script) as (server, connector):
-        wrapped = FunctionInvokingChatCompletion(
-            connector, budget=Budget(max_iterations=_ALLOWED)
+def _one_request(name: str, limits: list[object]) -> Option:
+    """Make an option of one request, whose loop is Semantic Kernel's or ours; it adds the limit that it names."""
+
+    async def ask(trial: Trial) -> None:
+        behavior = FunctionChoiceBehavior.Auto(  # pyright: ignore[reportUnknownMemberType]
+            maximum_auto_invoke_attempts=_ALLOWED
         )
-        service = wrapped if ours else connector
-        if streamed:
-            stream = service.get_streaming_chat_message_content(
-                history, settings, kernel=kernel
+        given = {"function_choice_behavior": behavior}
+        settings = trial.settings.model_copy(update=given)
+        if name.startswith("planner_ext"):
+            trial.service = FunctionInvokingChatCompletion(
+                trial.service, budget=trial.budget
             )
-            replies = [
-                chunk
-                async for chunk in stream
-                if chunk and chunk.role == AuthorRole.ASSISTANT
-            ]
+        if name.endswith("streamed"):
+            chunks = await trial.chunks(settings)
+            replies = [one for one in chunks if one.role == AuthorRole.ASSISTANT]
         else:
-            message = await service.get_chat_message_content(
-                history, settings, kernel=kernel
+            replies = await trial.service.get_chat_message_contents(
+                trial.history, settings, kernel=trial.kernel
             )
-            replies = [message] if message else []
         metadata = {
             key: value for reply in replies for key, value in reply.metadata.items()
         }
-        return _Loop(
-            name=("planner_ext" if ours else "Semantic Kernel")
-            + (", streamed" if streamed else ""),
-            requests=len(server.requests),
-            reported=metadata.get("iterations"),
-            answer="".join(reply.content for reply in replies),
-            limit=metadata.get("limit"),
-        )
+        trial.charged = metadata.get("iterations", 0)
+        trial.answer = "".join(reply.content for reply in replies)
+        limits.append(metadata.get("limit"))
+
+    return option(name)(ask)
 
 
-def _print_loops(console: Terminal, loops: list[_Loop]) -> None:
+def _print_loops(console: Terminal, runs: Sequence[Run]) -> None:
     signs = console.signs
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("loop")
     table.add_column("the server\ncounted", justify="right")
     table.add_column("the loop\nreports", justify="right")
     table.add_column("an answer")
-    for loop in loops:
-        reported = (
-            Text("nothing", "red")
-            if loop.reported is None
-            else Text(str(loop.reported))
-        )
-        counted = Text(str(loop.requests), "red" if loop.requests > _ALLOWED else "")
+    for run in runs:
+        reported = Text(str(run.charged)) if run.charged else Text("nothing", "red")
+        counted = Text(str(run.trips), "red" if run.trips > _ALLOWED else "")
         answered = (
             Text(f"{signs.good} yes", "green")
-            if loop.answer
+            if run.answer
             else Text(f"{signs.bad} no", "red")
         )
-        table.add_row(
-            Text(loop.name, "bold" if loop.reported == loop.requests else ""),
-            counted,
-            reported,
-            answered,
-        )
+        name = run.option.replace("option-", "ADR, option ")
+        style = "bold" if run.charged == run.trips else ""
+        table.add_row(Text(name, style), counted, reported, answered)
     _print_table(console, table)
 
 

@@ -24,27 +24,6 @@ from planner_ext.durable import effect
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
-
-@dataclass
-class Export:
-    """An export that takes longer than a model should wait for."""
-
-    files: int = 0
-
-    @kernel_function
-    async def status(self) -> str:
-        """How far the export is."""
-        self.files += 12
-        return f"{self.files} of 500 files"
-
-
-def export_script(request: ScriptedRequest) -> ScriptedReply:
-    """Call a function while one is offered, then answer."""
-    if request.tools:
-        return call("export-status")
-    return say(f"Not finished: {request.messages[-1]['content']} when I last looked.")
-
-
 ORDER_GOAL = "Reserve order A-1007 in Hamburg. Tell Ann what it costs in euros, and when it arrives."
 
 _THINKS_FOR = 0.25

@@ -53,7 +53,7 @@ def test_a_model_that_never_stops_is_charged_what_the_server_counted(
     """Five round trips were allowed, charged and counted, the limit is named, and there is an answer."""
     assert (
         "planner_ext: charged 5, the server counted 5; limit reached: max_iterations; "
-        'answer: "Not finished: 48 of 500 files when I last looked."'
+        'answer: "E-7 is not finished: it was still running when I last looked."'
         in unwrapped(shown.stdout)
     )
 
