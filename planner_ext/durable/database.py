@@ -10,6 +10,7 @@ Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, wi
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -57,6 +58,7 @@ class Waits:
     def __init__(self, patience: float, url: str = "") -> None:
         self.patience = patience
         self._url = url
+        self._ends = math.inf
         self._since: dict[object, float] = {}
         self._is_logged = False
 
@@ -69,8 +71,8 @@ class Waits:
         return 0.0
 
     def leave(self) -> None:
-        """Let them wait for seconds at most: the process ends."""
-        self.patience = min(self.patience, _LEAVE_SECONDS)
+        """Let them wait for seconds at most from now on: the process ends."""
+        self._ends = min(self._ends, time.monotonic() + _LEAVE_SECONDS)
 
     @contextmanager
     def transaction(self) -> Generator[Callable[[Exception], bool]]:
@@ -78,13 +80,13 @@ class Waits:
         key = object()
 
         def waits(error: Exception) -> bool:
-            since = self._since.setdefault(key, time.monotonic())
-            waited = time.monotonic() - since
+            now = time.monotonic()
+            waited = now - self._since.setdefault(key, now)
             if waited >= _LOGGED_SECONDS and not self._is_logged:
                 self._is_logged = True
                 problem = without_passwords(escaped(error), self._url)
                 logger.warning("The store cannot be used, its work waits: %s", problem)
-            return waited < self.patience
+            return waited < self.patience and now < self._ends
 
         try:
             yield waits

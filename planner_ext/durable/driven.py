@@ -310,6 +310,10 @@ class DrivenStore:
         if self._driven.interrupt is None:
             raise self._held()
         self._driven.interrupt(self.writer.run_id)
+        # This task, too: that of a result outlasts the cancellation of the run's.
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        task.cancel()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

@@ -119,7 +119,8 @@ class WorkerOptions(TypedDict, total=False):
             a call beside those of others, it is the square of this number: most of
             these deaths are not its fault.
         grace_seconds: How many seconds calls and requests in flight may take when the
-            block is left; 0 interrupts them. Default 25: Kubernetes kills after 30.
+            block is left; 0 interrupts them. Replies and results that have arrived by
+            then have 4 s more to be recorded. Default 25: Kubernetes kills after 30.
         clock: The time source; None uses the machine's clock.
         authorize: Asked before this worker takes a decision, and before this process
             acts on a run, besides the hook of the planner's `ApprovalSettings`; see

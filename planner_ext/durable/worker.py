@@ -887,6 +887,7 @@ class WorkerPool:
                     "interrupted: what it had in flight did not end within the grace",
                 )
             self._interrupted.update(self._tasks)
+            self.runner.store.database.waits.leave()
             await end_tasks(
                 *self._tasks.values(),
                 *self._changing.values(),
@@ -894,7 +895,6 @@ class WorkerPool:
             )
             if self._taking is not None:
                 await asyncio.wait({self._taking})
-            self.runner.store.database.waits.leave()
             with suppress(StoreError):
                 await self.runner.store.release_all(self.workers.worker_id)
 

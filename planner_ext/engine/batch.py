@@ -554,11 +554,8 @@ class Calls:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a store keeps the journal, or one around it."""
-        within = self._ports.within
-        if self._ports.store is not None or within is None:
-            return self._ports.store is not None
-        return self._ports.run is not None and within.is_kept
+        """See `Recorder.is_kept`."""
+        return self._journal.is_kept
 
     def records(self, tab: Tab, /) -> bool:
         """Return whether what happens here, inside a call, can be recorded: not while this loop is blocked."""

@@ -176,6 +176,10 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
 GRACE: Final = 1.0
 """Seconds that cancelled work has to end before it is abandoned."""
 
+IN_HAND: Final = 4.0
+"""Seconds that a reply or a result in hand has to be recorded after a cancellation. With
+a worker's grace of 25 s, Kubernetes' 30 s hold."""
+
 AGAIN: Final = 5.0
 """Seconds after which a task that has not ended is cancelled again."""
 
@@ -399,6 +403,26 @@ async def _end(task: asyncio.Task[Any], seconds: float) -> None:
     task.add_done_callback(_forget)
     task.cancel()
     await asyncio.wait({task}, timeout=seconds)
+
+
+async def outlast(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await work; a cancellation of this wait is raised once it has ended, or after `IN_HAND` seconds.
+
+    Raises:
+        asyncio.CancelledError: This wait, or the work itself, was cancelled.
+        BaseException: What the work raised, unless this wait was cancelled.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait({task}, timeout=IN_HAND)
+        finally:
+            await _end(task, GRACE)
+        if task.cancelled():
+            task.result()  # its own cancellation may say more
+        raise
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:

@@ -35,6 +35,7 @@ from planner_ext.engine.concurrency import (
     SystemClock,
     caught,
     in_time,
+    outlast,
 )
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
@@ -164,6 +165,8 @@ _T = TypeVar("_T")
 _INSTANT: Final = 1e-3
 """Seconds that count as zero: sums of times are inexact."""
 
+_IN_HAND: Final = (facts.Planned, facts.ModelReplied, facts.CallFinished)
+
 _LOOK: Final = 0.02
 """Seconds after which a clock that is not the machine's is read again."""
 
@@ -216,6 +219,12 @@ class Recorder:
             yield
         finally:
             self._mark = self._ports.clock.monotonic()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a store keeps the journal, or one around it."""
+        within = self._within
+        return self._ports.store is not None or (within is not None and within.is_kept)
 
     @property
     def timed(self) -> bool:
@@ -304,13 +313,27 @@ class Recorder:
 
         A result that is longer than the budget allows is cut for the model. What
         happened in a run of the call of ``tab`` is ``applied`` there with nothing in
-        between; where that call has ended, nothing is recorded here.
+        between; where that call has ended, nothing is recorded here. Where the journal
+        is kept, a reply or a result outlasts a cancellation: nobody could tell it again.
         """
         if self.state.rules.limits.max_result_tokens is not None:
             fact = self._cut(fact, self.state.rules.limits.max_result_tokens)
         if not self._watched:
             # Nothing is awaited, so nothing can come in between.
             return self._apply(fact, tab, applied)
+        recording = self._record(fact, tab, applied, streamed=streamed)
+        if self.is_kept and isinstance(facts.unwrapped(fact), _IN_HAND):
+            return await outlast(recording)
+        return await recording
+
+    async def _record(
+        self,
+        fact: facts.Fact,
+        tab: Tab | None,
+        applied: Callable[[], None] | None,
+        *,
+        streamed: bool,
+    ) -> None:
         async with self._recording:
             if tab is not None and tab.closed:
                 return self._apply(fact, tab, applied)
@@ -327,7 +350,6 @@ class Recorder:
             await self._notify(fact)
             if self._emit is not None and streamed:
                 await self._emit(fact)
-        return None
 
     async def record_decisions(self, decided: Sequence[facts.CallDecided]) -> None:
         """Record the decisions on the open batch, in one step where nothing watches."""

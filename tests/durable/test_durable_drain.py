@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from planner_ext.core.facts import CallFinished, ModelReplied, RequestFailed
 from planner_ext.core.values import Usage
 from planner_ext.durable import Approvals, RunRecord, Runs
 from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.engine import concurrency
 from planner_ext.sk.functions.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import GOAL, open_runs, turn
@@ -286,6 +287,77 @@ async def test_leaving_the_block_drains(store: str, world: World) -> None:
     assert isinstance(last, RequestFailed)
     assert last.usage == Usage()  # the request was not sent
     await see_through(store, world)
+
+
+class SlowWrites:
+    """A store whose journals take no fact, once told so, until a test lets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
+        write = JournalStore.append
+
+        async def append(store: JournalStore, run_id: str, *steps: Any) -> None:
+            self.began.set()
+            await self.may_end.wait()
+            await write(store, run_id, *steps)
+
+        monkeypatch.setattr(JournalStore, "append", append)
+
+    async def begin(self, wait_for: Callable[[], bool]) -> None:
+        """Wait until the condition holds and a write waits."""
+        async with asyncio.timeout(120):
+            await self.began.wait()
+            while not wait_for():  # noqa: ASYNC110  (the trace is a file)
+                await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        """Let no further write end."""
+        self.began.clear()
+        self.may_end.clear()
+
+
+async def leave_while_results_wait(
+    runs: Runs, world: World, writes: SlowWrites, *, record: bool
+) -> None:
+    """Close runs without grace after both calls have returned and before the store has taken either result."""
+    await runs.start(*application(), "order", run_id="order")
+    await begun(world, "order/book", "order/label")
+    writes.stop()
+    world.open("order/book", "order/label")
+    await writes.begin(lambda: len(world.ended()) == 3)
+    closing = asyncio.create_task(runs.close(0))
+    for _ in range(20):  # the cancellation arrives
+        await asyncio.sleep(0)
+    if record:
+        writes.may_end.set()
+    await closing
+    writes.may_end.set()
+
+
+async def test_results_in_hand_are_recorded_after_the_grace(
+    store: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that have returned when the grace ends are not in doubt, though the store took no result yet."""
+    writes = SlowWrites(monkeypatch)
+    world.close("order/book", "order/label")
+    async with open_runs(store) as runs:
+        await leave_while_results_wait(runs, world, writes, record=True)
+    await see_through(store, world)
+
+
+async def test_a_store_that_stays_slow_does_not_keep_the_worker(
+    store: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results in hand are given up after a bound; then their calls are in doubt."""
+    monkeypatch.setattr(concurrency, "IN_HAND", 0.05)
+    writes = SlowWrites(monkeypatch)
+    world.close("order/book", "order/label")
+    async with open_runs(store) as runs:
+        await leave_while_results_wait(runs, world, writes, record=False)
+    async with open_runs(store) as runs:
+        started = await runs.start(*application(), "order", run_id="order")
+        assert (await started.result()).status == "paused"
 
 
 async def test_a_request_whose_reply_is_recorded_as_the_worker_leaves_has_not_failed(
