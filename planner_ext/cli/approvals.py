@@ -36,8 +36,8 @@ from planner_ext.durable import (
 from planner_ext.durable.inputs import SaidMessage
 from planner_ext.engine.timeline import Timeline
 from planner_ext.readable.parts import MOST_LINES, changes_of, folded, parts_of
-from planner_ext.readable.text import exact, exact_json, visible
-from planner_ext.timeline.conversation import conversation_of
+from planner_ext.readable.text import exact, exact_json, visible, visible_line
+from planner_ext.timeline.conversation import conversation_of, runs_around
 
 group = typer.Typer(rich_markup_mode=None)
 
@@ -107,7 +107,10 @@ async def show_pending(
         except PlannerExtError as error:  # the decision binds to the fingerprint
             console.complain(f"The run cannot be read: {error}")
             return
-    _print_run(console, timeline)
+    *outer, asking = runs_around(timeline, call.id)
+    for run in outer:
+        console.print_line((f"inside the run: {visible_line(run.goal)}", "dim"))
+    _print_run(console, asking)
 
 
 @command(group, exit_codes=EXIT_CODES)
@@ -298,9 +301,9 @@ def _print_run(console: Terminal, timeline: Timeline) -> None:
             when = f", {moment_text(datetime.fromtimestamp(turn.at, UTC))}"
         console.print_line((f"{turn.speaker}{when}", "dim"))
         _print_text(console, turn.text)
-        for function, arguments in turn.calls:
-            console.print_line(f"  calls {function}")
-            for line in drawn_parts(console, arguments, most=MOST_LINES):
+        for call in turn.calls:
+            console.print_line(f"  calls {call.function}")
+            for line in drawn_parts(console, call.arguments, most=MOST_LINES):
                 console.print_line(Text("    ") + line)
 
 

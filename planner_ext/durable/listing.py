@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -366,7 +367,11 @@ def _name_of(call: Value, now: float) -> str:
 
 def _calls_text(names: Sequence[str], number: int) -> str:
     more = f" and {number - len(names)} more" if number > len(names) else ""
-    return f"{', '.join(names)}{more}"
+    texts = (
+        f"{count} \N{MULTIPLICATION SIGN} {name}" if count > 1 else name
+        for name, count in Counter(names).items()
+    )
+    return f"{', '.join(texts)}{more}"
 
 
 def _worker_text(record: RunRecord, lost: Mapping[str, float], now: float) -> str:

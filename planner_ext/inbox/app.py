@@ -61,6 +61,7 @@ from planner_ext.inbox.security import (
     typed_in,
 )
 from planner_ext.timeline import Timeline, fragment_of
+from planner_ext.timeline.conversation import runs_around
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ _MOST_PARTS = 100
 _LONG_PAGE = 200
 """Entries of a page of equal calls: there is one call to read."""
 _MOST_ASKED = 500
-"""The oldest calls about which the hook is asked whether a visitor may decide them."""
+"""The oldest calls that are grouped, and about which the hook is asked whether a visitor may decide them."""
 _LONG_RUN = 300
 """The most calls of a run whose page has all details."""
 _MOST_RUNS = 1_000
@@ -175,7 +176,8 @@ class _Part:
         calls: The calls of these.
         total: The rows of the list.
         size: How many a page shows.
-        others: How many the hook keeps from the person, or was not asked about.
+        others: How many of the oldest ones the hook keeps from the person.
+        later: How many are not listed, since there are older ones.
         person: Whose calls these are; "" for all.
         is_checked: Whether a hook checks who decides.
     """
@@ -186,6 +188,7 @@ class _Part:
     size: int
     rows: Markup
     others: int
+    later: int
     person: str
     is_checked: bool
 
@@ -428,6 +431,7 @@ class _Inbox:
             query=_query_of(request),
             grouped=_query_of(request, groups="yes"),
             ungrouped=_query_of(request, groups=""),
+            later=_later_query(request),
             mark=marks.waiting,
             held=views.hold_text(marks.hold),
         )
@@ -452,9 +456,11 @@ class _Inbox:
         size = _LONG_PAGE if "equal_to" in filters else PAGE
         total = await approvals.count(run_id, **filters)
         others = 0
+        later = 0
         if person or is_grouped:
             found = await self._decidable(request, filters, run_id, _MOST_ASKED)
-            others = total - len(found)
+            later = max(total - _MOST_ASKED, 0)
+            others = total - later - len(found)
             groups = views.grouped(found) if is_grouped else [[one] for one in found]
             total = len(groups)
             groups = groups[offset : offset + size]
@@ -478,6 +484,7 @@ class _Inbox:
             size=size,
             rows=Markup(text),  # noqa: S704  (escaped by the template)
             others=others,
+            later=later,
             person=person,
             is_checked=approvals.asks_hook,
         )
@@ -637,7 +644,7 @@ class _Inbox:
         problem: str = "",
         typed: Mapping[str, str] | None = None,
     ) -> Response:
-        timeline = Timeline()
+        around = [Timeline()]
         unreadable = ""
         marks = await self._marks()
         approvals = await self._approvals()
@@ -646,23 +653,25 @@ class _Inbox:
         try:
             stored = await (await self._runs()).load(call.run_id)
             timeline = await asyncio.to_thread(stored.timeline)
+            around = runs_around(timeline, call.id)
         except PlannerExtError as error:  # the call may still be decided: the decision binds to its fingerprint
             unreadable = str(error)
         now = datetime.now(UTC)
         expired = call.expires_at is not None and call.expires_at <= now
         is_open = call.status == "open"
+        why_not = await approvals.why_not(call, by=by)
         return self._page(
             request,
             "approval",
             status=status,
             call=call,
-            timeline=timeline,
+            timeline=around[-1],
+            outer=around[:-1],
             standing="expired" if is_open and expired else call.status,
             is_open=is_open and not expired,
+            may=not why_not,
             who=views.who_decides(
-                call,
-                why_not=await approvals.why_not(call, by=by),
-                is_checked=approvals.asks_hook,
+                call, why_not=why_not, is_checked=approvals.asks_hook
             ),
             siblings=[one for one in views.told_apart(waiting) if one[0].id != call.id],
             query=_query_of(request),
@@ -1022,6 +1031,12 @@ def _query_of(request: Request, **changes: str) -> str:
         if (text := given.get(name)) or (name == "person" and text is not None)
     }
     return f"?{urlencode(kept)}" if kept else ""
+
+
+def _later_query(request: Request) -> str:
+    """Return the query of the calls behind the oldest ones: each call, of all persons."""
+    query = _query_of(request, groups="", person="")
+    return f"{query}{'&' if query else '?'}offset={_MOST_ASKED}"
 
 
 def _person(request: Request, approvals: Approvals) -> str:

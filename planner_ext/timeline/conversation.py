@@ -6,6 +6,7 @@ from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import frozen
 from planner_ext.engine.timeline import Timeline, TimelineMessage
 from planner_ext.readable.parts import Part, parts_written
+from planner_ext.readable.plain import arguments_line
 from planner_ext.readable.text import exact, visible
 
 _SPEAKERS = {
@@ -17,21 +18,42 @@ _SPEAKERS = {
 
 
 @frozen
+class TurnCall:
+    """A call of a reply.
+
+    Attributes:
+        id: The iteration and the model's id of the call, such as ``0/call_1``.
+        line: The arguments on one line.
+    """
+
+    id: str
+    function: str
+    line: str
+    arguments: tuple[Part, ...]
+
+
+@frozen
 class Turn:
     """One turn of a conversation.
 
     Attributes:
         role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
         speaker: Its author, such as a function's name.
-        calls: A reply's calls: the function, and its arguments.
         at: In seconds since the epoch; None for messages from the start.
     """
 
     role: str
     speaker: str
     text: str
-    calls: tuple[tuple[str, tuple[Part, ...]], ...] = ()
+    calls: tuple[TurnCall, ...] = ()
     at: float | None = None
+
+
+def runs_around(timeline: Timeline, id: str) -> list[Timeline]:
+    """List a run, and those nested in it around the call of this id; the last one asks."""
+    nested = (run for call in timeline.calls for run in call.runs)
+    inner = next((run for run in nested if id.startswith(f"{run.run_id}/")), None)
+    return [timeline, *([] if inner is None else runs_around(inner, id))]
 
 
 def conversation_of(timeline: Timeline) -> Iterator[Turn]:
@@ -44,7 +66,12 @@ def conversation_of(timeline: Timeline) -> Iterator[Turn]:
                 call.prompt for call in iteration.calls if call.function == ASK_USER
             ]
             calls = tuple(
-                (exact(call.function), parts_written(call.requested))
+                TurnCall(
+                    id=f"{iteration.number}/{call.id}",
+                    function=exact(call.function),
+                    line=arguments_line(call.requested),
+                    arguments=parts_written(call.requested),
+                )
                 for call in iteration.calls
                 if call.function != ASK_USER
             )

@@ -208,7 +208,7 @@ async def test_a_list_says_what_a_paused_run_waits_for(
         await (await runs.start(*asking, GOAL, run_id="asks")).result()
         waits = {record.run_id: record.waits_for for record in await runs.list()}
         assert waits == {
-            "pays": "shop-pay, shop-pay, shop-pay and 2 more",
+            "pays": "3 \N{MULTIPLICATION SIGN} shop-pay and 2 more",
             "asks": "an answer",
         }
         assert (await runs.load("pays")).record.waits_for == ""

@@ -8,15 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Approve, requires_approval
+from planner_ext import Approve, PlannerPlugin, requires_approval
 from planner_ext.core.state import ASK_USER
 from planner_ext.durable import Approvals, PendingApproval, Runs
+from planner_ext.durable.records import approval_path
 from planner_ext.durable.store import open_database
-from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.durable import PAY as PAY_CALL
-from support.durable import effects_in, see_through, turn, world
+from support.durable import effects_in, open_runs, planner_of, see_through, turn, world
 from support.inbox import drive, inbox, visitor_at
 
 PAY = "approvals/a%2F1%2Fpay"
@@ -126,6 +135,50 @@ async def test_a_call_says_who_asks_and_who_decides(store: str) -> None:
         assert "You may not approve this here: " in bob.page
 
 
+async def test_the_conversation_is_that_of_the_run_that_asks(tmp_path: Path) -> None:
+    """A nested run has its own, with links to the runs around it; each call has its arguments, and this one a sign."""
+    store = str(tmp_path / "runs.db")
+
+    def reply(request: ScriptedRequest) -> ScriptedReply:
+        goal = str(request.messages[0]["content"])
+        if goal == "Close the year.":
+            return call("desk-reach_goal", {"goal": "Close the day."}, id="inner")
+        if goal == "Close the day.":
+            return call("clerk-reach_goal", {"goal": "Refund Ann."}, id="inner")
+        refunds = [{"amount": 7, "order": 1}, {"amount": 7, "order": 2}]
+        return calls(
+            *(
+                call("shop-refund", given, id=f"refund{place}")
+                for place, given in enumerate(refunds)
+            )
+        )
+
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(reply))
+    kernel.add_plugin(Desk(), "shop")
+    for name in ("desk", "clerk"):
+        kernel.add_plugin(PlannerPlugin(planner_of()), name)
+    async with open_runs(store) as runs:
+        await (
+            await runs.start(planner_of(), kernel, "Close the year.", run_id="a")
+        ).result()
+        id = (await runs.approvals().pending())[1].id
+    async with inbox(store) as base, visitor_at(base) as ann:
+        page = unescape((await ann.get(approval_path(id))).text)
+    turns = page[page.index("<h2>Conversation</h2>") :]
+    assert "Refund Ann." in turns and "Close the" not in turns
+    lines = re.findall(r"<summary>(.*)</summary>", turns)
+    assert ["this call" in line for line in lines] == [False, True]
+    assert ["order=2" in line for line in lines] == [False, True]
+    around = re.findall(r'<dt>Inside</dt><dd><a href="([^"]*)"><bdi>(.*?)</bdi>', page)
+    assert around == [
+        ("/runs/a#a/0/inner/i0", "Close the day."),
+        ("/runs/a", "Close the year."),
+    ]
+    async with inbox(store) as base, visitor_at(base) as ann:
+        assert 'id="a/0/inner/i0"' in (await ann.get("runs/a")).text
+
+
 async def test_calls_that_wait_together_are_told_apart(tmp_path: Path) -> None:
     """Each link to another call of the run has its summary, the argument in which it differs, or else its id."""
     store = str(tmp_path / "runs.db")
@@ -178,6 +231,7 @@ async def test_roles_that_nothing_checks_are_said_to_the_approver(
     async with inbox(store) as base, visitor_at(base) as ann:
         page = unescape((await ann.get("approvals/a%2F0%2Fpay0")).text)
         assert "Nobody can approve this here" in page
+        assert 'value="approve"' not in page and 'value="deny"' in page
         assert "authorize" not in page
 
 

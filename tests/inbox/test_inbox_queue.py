@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ async def test_groups_of_equal_calls_are_decided_together(store: str) -> None:
         assert 'href="/?groups=yes"' in response.text
     async with Approvals.connect(store) as approvals:
         assert [one.call_id for one in await approvals.pending("a")] == ["refund1"]
+
+
+async def test_a_list_of_the_oldest_calls_says_what_it_leaves_out(
+    tmp_path: Path,
+) -> None:
+    """Grouped, or restricted to a person, it has the 500 oldest; the others are counted, and one click away."""
+    where = str(tmp_path / "runs.db")
+    letters = (call("shop-write", {"to": "Bö"}, id=f"letter{n:03}") for n in range(502))
+    await drive(where, [calls(*letters), say("Done.")], Till())
+    async with inbox(where, authorize=lambda _: True) as base, visitor_at(base) as ann:
+        for path in ("?groups=yes", "", "?function=shop-write"):
+            page = unescape((await ann.get(path)).text)
+            assert "The 2 later ones" in page and "wait for others" not in page
+            (later,) = re.findall(r'href="/([^"]*offset=500)"', page)
+            assert found((await ann.get(later)).text) == [
+                "a%2F0%2Fletter500",
+                "a%2F0%2Fletter501",
+            ]
+            assert "later ones" not in ann.page
 
 
 async def test_the_list_has_what_the_visitor_may_decide(store: str) -> None:
