@@ -5,6 +5,8 @@ import enum
 import json
 import math
 import uuid
+from collections import UserDict, UserString, deque
+from types import MappingProxyType
 from typing import Any
 
 import pydantic
@@ -95,6 +97,8 @@ def function_result(value: Any) -> FunctionResult:
         (Unknown(), '"an unknown thing"'),
         ({"it": Unknown()}, '{"it":"an unknown thing"}'),
         (pydantic.SecretStr("key"), '"**********"'),
+        ({"of": MappingProxyType({"raw": b"\xff"})}, '{"of":{"raw":"_w=="}}'),
+        (UserDict({"a": deque([UserString("b")])}), '{"a":["b"]}'),
     ],
 )
 def test_values_are_json_and_text_is_itself(value: object, text: str) -> None:

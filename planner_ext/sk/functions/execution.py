@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import sys
+from collections import UserString
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -18,6 +19,7 @@ from collections.abc import (
     Generator,
     Iterable,
     Mapping,
+    Sequence,
     Set,
 )
 from contextlib import suppress
@@ -357,8 +359,8 @@ def result_text(value: Any) -> str:
 
     A string is itself and None is "". Messages and contents are their text, a list of
     them one below the other. Everything else is compact JSON as pydantic writes it:
-    not-a-number and infinities are null, bytes are text or base64, an unknown object is
-    its ``str``.
+    not-a-number and infinities are null, bytes are text or base64, any mapping is an
+    object and any sequence a list, and an unknown object is its ``str``.
     """
     try:
         return sendable(_text(value))
@@ -410,16 +412,27 @@ def _text(value: Any) -> str:
 
 def _json(value: Any) -> str:
     try:
-        return to_json(value, inf_nan_mode="null", fallback=str).decode()
+        return to_json(value, inf_nan_mode="null", fallback=_plain).decode()
     except PydanticSerializationError:
         # Bytes or surrogates that are not UTF-8; the slower way accepts both.
         keyed = _with_sendable_keys(value)
         plain = to_jsonable_python(
-            keyed, inf_nan_mode="null", bytes_mode="base64", fallback=str
+            keyed, inf_nan_mode="null", bytes_mode="base64", fallback=_plain
         )
         return json.dumps(
             plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         )
+
+
+def _plain(value: Any) -> Any:
+    """Write what pydantic does not know, such as a ``MappingProxyType`` or a ``deque``."""
+    match value:
+        case Mapping():
+            return dict(cast("Mapping[Any, Any]", value))
+        case Sequence() if not isinstance(value, UserString):
+            return list(cast("Sequence[Any]", value))
+        case _:
+            return str(value)
 
 
 def _with_sendable_keys(value: Any) -> Any:
