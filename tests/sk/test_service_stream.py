@@ -53,6 +53,20 @@ async def test_chunks_tell_their_round_trip_and_one_model(
     assert {chunk.choice_index for chunk in chunks} == {0}
 
 
+@pytest.mark.parametrize("chunk_size", [1, 8])
+async def test_text_with_a_surrogate_comes_once(
+    kernel: Kernel, history: ChatHistory, chunk_size: int
+) -> None:
+    """The chunks have text that UTF-8 cannot encode, and the history does not; the last chunk does not repeat it."""
+    text = "one \ud83d, two \ud83d\ude00"
+    scripted = ScriptedChatCompletion([say(text)], chunk_size=chunk_size)
+    service = FunctionInvokingChatCompletion(scripted)
+    chunks = await chunks_of(
+        service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel)
+    )
+    assert "".join(map(str, chunks)) == text
+
+
 async def test_chunks_of_one_trip_add_up(
     serve: Serve, kernel: Kernel, history: ChatHistory
 ) -> None:

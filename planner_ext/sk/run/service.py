@@ -54,6 +54,7 @@ from planner_ext.sk.chat.round_trip import named_errors, no_reply
 from planner_ext.sk.chat.transport import connector_settings, request_arguments
 from planner_ext.sk.checkpoint import Taking
 from planner_ext.sk.checks import instance_of, one_of
+from planner_ext.sk.functions.execution import sendable
 from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.messages import calls_of, read_iterations, text_of, without_usage
 from planner_ext.sk.run.context import FunctionNames, RunContext, check_service
@@ -285,9 +286,10 @@ class _Stream:
         """
         ends_with_results = message.role == AuthorRole.TOOL
         text = text_of(message)
+        is_sent = text == sendable("".join(self._text))
         items: list[Any] = _numbered(calls_of(message))
-        if not items or text != "".join(self._text):
-            unsent = "" if ends_with_results or text == "".join(self._text) else text
+        if not items or not is_sent:
+            unsent = "" if ends_with_results or is_sent else text
             if message.metadata["status"] != "paused" and (
                 self._said + unsent
             ).endswith(PAUSED_TEXT):
