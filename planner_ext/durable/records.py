@@ -148,8 +148,8 @@ _NUMBERS = (
     "tokens",
 )
 
-RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
-"""The name of a run."""
+RUN_ID = re.compile(r"(?!\.\.?\Z)[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+"""The name of a run: a part of addresses, in which ``.`` and ``..`` name no page."""
 
 
 @frozen

@@ -818,7 +818,7 @@ class RunsClient:
 
 def _run_name(run_id: str | None) -> str:
     """Return a valid name of a new run; None generates one."""
-    expected = "run_id must be 1 to 200 characters, without / and control characters"
+    expected = "run_id must be 1 to 200 characters, without / and control characters, and not . or .."
     return checked_name(
         uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected
     )

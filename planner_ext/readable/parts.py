@@ -484,7 +484,7 @@ def plain(line: Iterable[Piece]) -> str:
 
 def marks_text(part: Part) -> str:
     """Say how much of a part is marked; "" for nothing."""
-    return f"{counted(part.marks, 'invisible character')}, marked" if part.marks else ""
+    return f"{counted(part.marks, 'character')} marked" if part.marks else ""
 
 
 def numbered(lines: Iterable[Line]) -> list[tuple[str, Line]]:

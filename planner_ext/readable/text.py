@@ -1,8 +1,9 @@
-"""Text of models, functions and people for a decision: what is drawn as nothing is marked in its place.
+"""Text of models, functions and people for a decision: what deceives the eye is marked in its place.
 
-A mark is the character as JSON escapes it, or the number of a run of blanks. Shown as
-they are: the sequences that Unicode recommends as emoji, and joiners where a script
-needs them, by the rules of RFC 5892, appendix A.
+Marked is what is drawn as nothing, and what of another script poses as Latin. A mark is
+the character as JSON escapes it, or the number of a run of blanks. Shown as they are:
+the sequences that Unicode recommends as emoji, and joiners where a script needs them,
+by the rules of RFC 5892, appendix A.
 """
 
 import json
@@ -34,6 +35,18 @@ _UNSEEN = re.compile(
 """Characters that are drawn as nothing: ``Default_Ignorable_Code_Point`` of the Unicode
 Character Database (DerivedCoreProperties.txt, 15.1), and letters and symbols with a
 blank glyph."""
+_ALIKE = (
+    "аеорсухѕіјһԁԛԝӏѵүАВЕЅІЈКМНОРСТУХҮԌԚԜӀѴονρυϲϳΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹͿօոսհցզՕՍԼ"
+    "\u13a0-\u13f5\u2c80-\u2cff\ua4d0-\ua4fd"
+)
+"""Letters of other scripts that look like Latin ones, of Unicode's confusables.txt
+(UTS 39): Cyrillic, Greek and Armenian; all of Cherokee, Coptic and Lisu."""
+_SIGNS_ALIKE = "\u2044\u2215\u2216\u2024\u2236\ua789\u037e\u01c3\u201a\u29f8"
+"""Signs that look like those of ASCII in paths, addresses and code."""
+_POSES = re.compile(f"[{_ALIKE}{_SIGNS_ALIKE}]")
+_LATIN = re.compile("[A-Za-z\u00c0-\u024f]")
+_WORD = re.compile(f"[^\\W\\d_]+|[{_SIGNS_ALIKE}]")
+_ALL_POSE = re.compile(f"[{_ALIKE}]{{2,}}|[{_SIGNS_ALIKE}]")
 _JOINERS = "\u200c\u200d"
 _TEXT_STYLE = "\ufe0e"
 _EMOJI_STYLE = "\ufe0f"
@@ -112,6 +125,7 @@ def _marked(line: str, blanks: int) -> Iterator[Stretch]:
 
 def _unseen(line: str) -> Iterator[Stretch]:
     emoji = _in_emoji(line)
+    posing = _posing(line)
     marks = _MOST_OF_SCRIPT  # at the beginning of a line, a mark has no character to combine with
     for place, character in enumerate(line):
         most = _MOST_OF_SCRIPT
@@ -121,13 +135,29 @@ def _unseen(line: str) -> Iterator[Stretch]:
         else:
             marks = _MOST_OF_SCRIPT if character == " " else 0
         seen = character.isprintable() and not _UNSEEN.match(character)
-        if marks > most or not (
-            seen
-            or place in emoji
-            or (character in _JOINERS and _is_joiner(line, place))
+        if (
+            place in posing
+            or marks > most
+            or not (
+                seen
+                or place in emoji
+                or (character in _JOINERS and _is_joiner(line, place))
+            )
         ):
             mark = json.dumps(character)[1:-1]
             yield Stretch(place, place + 1, mark)
+
+
+def _posing(line: str) -> Set[int]:
+    """Find what poses as Latin: letters among Latin ones, and a word or sign of such alone beside a Latin word."""
+    found = set[int]()
+    for token in re.finditer(r"\S+", line):
+        if not (_POSES.search(token[0]) and _LATIN.search(token[0])):
+            continue
+        for word in _WORD.finditer(line, *token.span()):
+            if _LATIN.search(word[0]) or _ALL_POSE.fullmatch(word[0]):
+                found.update(one.start() for one in _POSES.finditer(line, *word.span()))
+    return found
 
 
 _COMBINING = frozenset({"Mn", "Me"})

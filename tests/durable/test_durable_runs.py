@@ -116,7 +116,7 @@ async def test_a_name_belongs_to_one_goal(store: str, tmp_path: Path) -> None:
             await runs.start(planner, kernel, "curse", run_id="order-7")
 
 
-@store_neutral("run_id", ["", "a/b", "a\n", "x" * 201])
+@store_neutral("run_id", ["", "a/b", "a\n", "x" * 201, ".", ".."])
 async def test_an_ambiguous_name_is_refused(
     run_id: str, store: str, tmp_path: Path
 ) -> None:

@@ -55,6 +55,38 @@ def test_what_joins_nothing_is_marked(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
+@each_of(
+    ("text", "shown"),
+    [
+        ("https://p\u0430ypal.com", "https://p\\u0430ypal.com"),
+        ("\u0430\u0440\u0440.com", "\\u0430\\u0440\\u0440.com"),
+        ("/etc\u2044passwd", "/etc\\u2044passwd"),
+        ("\u13e2ayPal", "\\u13e2ayPal"),
+    ],
+)
+def test_what_poses_as_latin_is_marked(text: str, shown: str) -> None:
+    """A letter among Latin ones, a whole word or a sign of such beside them; the form edits it as JSON."""
+    assert visible(f"to {text} now") == f"to {shown} now"
+    assert not is_shown_whole(text)
+
+
+@each_of(
+    "text",
+    [
+        "\u0441\u0430\u0445\u0430\u0440 и рис",
+        "файл.doc",
+        "IT-отдел",
+        "Νίκος@x.gr",
+        "5 kΩ, 3 μm, Δt, \u03b1-helix",
+        "naïve Ærø",
+        "1\u20442",
+    ],
+)
+def test_words_of_another_script_are_shown(text: str) -> None:
+    """Alone, beside Latin ones if a letter of theirs is no Latin one's double, and as signs of a formula."""
+    assert visible(text) == text
+
+
 def test_what_unicode_says_may_be_ignored_is_marked() -> None:
     """Every character that a font may draw as nothing, by Unicode's own list."""
     ignorable = regex.compile(r"\p{Default_Ignorable_Code_Point}")
