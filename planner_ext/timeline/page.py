@@ -565,16 +565,7 @@ def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
     for call in iteration.calls:
         yield from _noted_call(call)
     for event in iteration.events:
-        if event.kind in (
-            "crashed",
-            "stopped",
-            "budget",
-            "refused",
-            "question",
-            "check",
-            "said",
-            "callback",
-        ):
+        if event.kind not in ("paused", "resumed", "violation", "ended"):
             yield "bad" if event.kind == "crashed" else "", _event_text(event)
 
 
