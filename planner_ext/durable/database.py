@@ -374,7 +374,7 @@ once if nobody has tried it yet; null once it was delivered or given up.
 ``used`` times so far, the last time for the approval ``used_for``.
 ``planner_deleted``: the `run_digest` of each deleted run's name, its last status, and
 the number and last link of its journal. ``planner_settings``: what holds for the whole store, as JSON: ``hold``, while
-no run is driven; ``retried``, when a failed run was last revived; ``inbox``, the
+no run is driven; ``retried``, how often runs were revived; ``inbox``, the
 address of its pages; ``retention``, how long what ended is kept; ``forgotten``, the key
 of the digests that stand for forgotten keys of shared budgets.
 ``planner_journal.fact``: "" once it was forgotten. ``link``, ``salt``: see

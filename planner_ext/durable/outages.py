@@ -25,14 +25,12 @@ class _Circuit:
 
     Attributes:
         faults: The tries that failed.
-        failed_at: When the last one failed, in seconds since the epoch.
         until: When the next try may begin, by the monotonic clock.
         problem: The last fault.
         is_tried: Whether a request tries it now.
     """
 
     faults: int = 0
-    failed_at: float = 0.0
     until: float = 0.0
     problem: str = ""
     is_tried: bool = False
@@ -45,6 +43,7 @@ class Outages:
         self._clock = clock
         self._retry = retry
         self._circuits: dict[str, _Circuit] = {}
+        self._revivals: int | None = None
 
     @contextmanager
     def request(self, endpoint: str) -> Generator[str]:
@@ -70,11 +69,15 @@ class Outages:
             if circuit is not None:
                 circuit.is_tried = False
 
-    def forget(self, before: float) -> None:
-        """Let the next requests be sent to endpoints that last failed before a person said that it is time."""
-        for endpoint, circuit in tuple(self._circuits.items()):
-            if circuit.failed_at <= before:
-                del self._circuits[endpoint]
+    def forget(self) -> None:
+        """Let the next requests be sent to all endpoints."""
+        self._circuits.clear()
+
+    def heed(self, revivals: int) -> None:
+        """Forget all outages, if a person has revived a run since the last call."""
+        if self._revivals not in (None, revivals):
+            self.forget()
+        self._revivals = revivals
 
     def delay(self, endpoint: str, waited: float) -> float:
         """Return the seconds until a run tries its endpoint again.
@@ -95,7 +98,6 @@ class Outages:
     ) -> None:
         circuit = self._circuits.setdefault(endpoint, _Circuit())
         circuit.faults += 1
-        circuit.failed_at = self._clock.now()
         asked = min(retry_after, _LONGEST_SECONDS)
         delay = max(self._retry.delay(circuit.faults), asked)
         circuit.until = self._clock.monotonic() + delay

@@ -1140,7 +1140,7 @@ class Runs(RunsClient):
         if record.status in PARKED:
             await asking.retry(record.run_id, by=by)
         # Whoever starts a run again has it try an endpoint that was out.
-        self._pool.claims.outages.forget(self._clock.now())
+        self._pool.claims.outages.forget()
 
     async def recover(
         self,

@@ -93,9 +93,9 @@ _CONTINUES = """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a
 date."""
 STORE_NOW = "{now} + CAST(:ahead AS DOUBLE PRECISION)"
-"""The time by which retries, earliest starts and notices are due: the store's, as the
-clocks of workers differ. ``:ahead`` is how far a clock that an application gave is ahead of its
-machine's."""
+"""The time by which retries, earliest starts and notices are due, and waits for an
+endpoint are measured: the store's, as the clocks of workers differ. ``:ahead`` is how
+far a clock that an application gave is ahead of its machine's."""
 LATER = f"{STORE_NOW} + CAST(:delay AS DOUBLE PRECISION)"
 """So many seconds after that time; null without a delay."""
 _RUN_AND_DUE = f"""
@@ -848,7 +848,7 @@ class JournalStore:
         at: float,
         delay: float | None = None,
         beat: float | None = None,
-        outage_at: float | None = None,
+        waits: bool = False,
         **values: Value,
     ) -> bool:
         """Release an unfinished run until its retry or resumption; False if its owner changed, as `claim` does.
@@ -861,14 +861,16 @@ class JournalStore:
             at: Seconds since the epoch, by this process's clock.
             delay: Seconds until it is due, by the store's clock.
             beat: As in `claim`.
-            outage_at: Since when its endpoint is out.
+            waits: Whether it waits for its endpoint; since when is by the store's clock.
             values: Of further columns.
         """
+        now = STORE_NOW.format(now=self.database.now)
         due = LATER.format(now=self.database.now)
         statement = f"""
             UPDATE planner_runs
             SET owner = NULL, status = :status, wake_at = {due}, problem = :problem, retries = :retries,
-                attempts = :attempts, deaths = :deaths, progress = :progress, outage_at = :outage_at, updated_at = :at
+                attempts = :attempts, deaths = :deaths, progress = :progress, updated_at = :at,
+                outage_at = CASE WHEN CAST(:waits AS INTEGER) = 1 THEN COALESCE(outage_at, {now}) END
             WHERE run_id = :run_id AND {_STILL_SEEN} AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """
@@ -881,7 +883,7 @@ class JournalStore:
             "status": status,
             "at": at,
             "delay": delay,
-            "outage_at": outage_at,
+            "waits": int(waits),
         }
         values["problem"] = json.dumps(problem)
         told = (
@@ -895,7 +897,7 @@ class JournalStore:
     async def revive(
         self, run_id: str, *, at: float, budget: str | None = None
     ) -> bool:
-        """Set a failed or quarantined run to running, and note when; with a new budget also one that has ended.
+        """Set a failed or quarantined run to running, and count that; with a new budget also one that has ended.
 
         False if it has another status, or was answered.
         """
@@ -904,8 +906,8 @@ class JournalStore:
                                         AND status IN ('incomplete', 'limit_reached', 'stopped'))
         """
         note = f"""
-            INSERT INTO planner_settings (name, value) SELECT 'retried', :value FROM planner_runs {chosen}
-            ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value
+            INSERT INTO planner_settings (name, value) SELECT 'retried', '1' FROM planner_runs {chosen}
+            ON CONFLICT (name) DO UPDATE SET value = CAST(CAST(planner_settings.value AS INTEGER) + 1 AS TEXT)
         """
         revive = f"""
             UPDATE planner_runs
@@ -913,19 +915,21 @@ class JournalStore:
                 new_budget = COALESCE(:budget, new_budget), updated_at = :at
             {chosen} RETURNING run_id
         """
-        values: dict[str, Value] = {"run_id": run_id, "at": at, "value": json.dumps(at)}
-        values["budget"] = budget
+        values: dict[str, Value] = {"run_id": run_id, "at": at, "budget": budget}
         _, rows = await self.database.transact((note, values), (revive, values))
         return bool(rows)
 
-    async def retried_at(self) -> float:
-        """Read when a failed run was last revived; 0.0 if none was."""
-        rows = await self._rows(
-            "SELECT value FROM planner_settings WHERE name = 'retried'"
+    async def outage(self, run_id: str, *, now: float) -> tuple[float, int]:
+        """Return for how many seconds a run has waited for its endpoint, and how often runs were revived."""
+        statement = f"""
+            SELECT {STORE_NOW.format(now=self.database.now)} - outage_at,
+                (SELECT value FROM planner_settings WHERE name = 'retried')
+            FROM planner_runs WHERE run_id = :run_id
+        """
+        ((waited, revivals),) = await self._rows(
+            statement, run_id=run_id, ahead=times(now)["ahead"]
         )
-        if rows:
-            return float(json.loads(str(rows[0][0])))
-        return 0.0
+        return float(waited or 0), int(revivals or 0)
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
         """Return the seconds since a worker's heartbeat, and its lease; None without a row."""

@@ -520,7 +520,7 @@ class Claims:
             problem=record.problem,
             retries=record.retries,
             delay=delay,
-            outage_at=record.outage_at,
+            waits=record.outage_at is not None,
         )
 
     async def take(self, examined: Examined) -> bool:
@@ -621,18 +621,17 @@ class Claims:
         now = self.clock.now()
         outage = self._outage_of(error)
         if outage is None:
-            since = None
             retries += 1
             failed = retries >= self.retry.attempts or self.retry.is_final(error)
             delay = self.retry.delay(retries)
             next_try = f"retry {retries} of {self.retry.attempts - 1}"
         else:
-            since = now if record.outage_at is None else record.outage_at
-            left = since + self.retry.outage_seconds - now
+            waited, revivals = await self.store.outage(run_id, now=now)
+            left = self.retry.outage_seconds - waited
             failed = left <= 0
             endpoint, _ = outage
-            self.outages.forget(await self.store.retried_at())
-            delay = min(left, self.outages.delay(endpoint, now - since))
+            self.outages.heed(revivals)
+            delay = min(left, self.outages.delay(endpoint, waited))
             next_try = f"waits for {escaped(endpoint)}, next try"
         if now < deadline:
             delay = min(delay, deadline - now)
@@ -642,7 +641,7 @@ class Claims:
             delay=None if failed else delay,
             problem=described(error),
             retries=retries,
-            outage_at=None if failed else since,
+            waits=outage is not None and not failed,
         )
         if parked and failed:
             log_run(logging.ERROR, run_id, f"failed: {escaped(error)}")
@@ -666,7 +665,7 @@ class Claims:
         problem: str,
         retries: int = 0,
         delay: float | None = None,
-        outage_at: float | None = None,
+        waits: bool = False,
     ) -> bool:
         return await self.store.park(
             examined.record.run_id,
@@ -679,7 +678,7 @@ class Claims:
             attempts=self.retry.attempts,
             deaths=examined.deaths,
             progress=examined.progress,
-            outage_at=outage_at,
+            waits=waits,
             at=self.clock.now(),
         )
 
