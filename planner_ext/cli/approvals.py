@@ -26,7 +26,6 @@ from planner_ext.cli.store import (
 )
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
 from planner_ext.core.errors import PlannerExtError, shown
-from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
     ApprovalRefusedError,
     DecisionRecord,
@@ -391,7 +390,9 @@ def decision_text(record: DecisionRecord) -> str:
         said += f", for the rest of the run: {record.always}"
     if record.grant:
         said += f", by grant {exact(record.grant)}"
-    return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
+    return (
+        f"{said}; refused: {visible_line(record.refused)}" if record.refused else said
+    )
 
 
 def escalation_text(call: PendingApproval) -> str:
@@ -429,7 +430,10 @@ def _call_lines(call: PendingApproval) -> Iterable[Text]:
         ),
         Text(f"    approved by {exact(call.tally)}" if call.tally else ""),
         *(Text(f"    {said_text(one)}") for one in call.said),
-        Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
+        Text(
+            f"    not taken: {visible_line(call.problem)}" if call.problem else "",
+            "red",
+        ),
         Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
     ]
     return filter(None, lines)
@@ -463,7 +467,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
             console.print_line(line)
     rows = {
         "function": "" if question else function_text(call),
-        "goal": printable(call.goal),
+        "goal": visible(call.goal),
         "run": exact(call.run_id),
         "call": exact(call.id),
         "rule": exact(call.asked_by),
@@ -474,7 +478,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         if call.in_doubt
         else "",
         "meanwhile": "\n".join(map(said_text, call.said)),
-        "not taken": printable(call.problem),
+        "not taken": visible(call.problem),
         "status": call.status
         + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
         "decided": "" if call.decision is None else decision_text(call.decision),

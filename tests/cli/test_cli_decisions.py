@@ -6,7 +6,7 @@ import re
 import pytest
 
 from support.command_line import Command
-from support.durable_shop import APP, CALL, RUN, STORE, till
+from support.durable_shop import APP, CALL, GOAL, RUN, STORE, till
 
 __all__ = ["till"]
 
@@ -111,3 +111,17 @@ def test_an_approval_may_name_the_call_that_was_read(command: Command) -> None:
     assert edited.code == 2
     own = ("--fingerprint", read["fingerprint"])
     assert command("approvals", "approve", CALL, *STORE, *own).code == 0
+
+
+def test_what_is_not_drawn_is_marked_in_every_text_about_a_call(
+    command: Command,
+) -> None:
+    """In the goal, and in the reason why a decision was not taken."""
+    given = ["Refund\u200b it." if one == GOAL else one for one in RUN]
+    assert command(*given).code == 4
+    other = ("approvals", "approve", CALL, *STORE, "--fingerprint", "f\u200bf")
+    assert command(*other).code == 2
+    words = command("approvals", "show", CALL, *STORE).out
+    assert "Refund\\u200b it." in words
+    assert "its fingerprint is f\\u200bf" in words
+    assert "\u200b" not in words
