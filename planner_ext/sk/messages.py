@@ -152,6 +152,11 @@ def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
     return call.name or call.function_name
 
 
+def new_call_id() -> str:
+    """Make the id of a call that came without one that servers accept."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
 def requested_call(
     call: FunctionCallContent, used: set[str] | None = None
 ) -> RequestedCall:
@@ -163,7 +168,7 @@ def requested_call(
     own = call.id or ""
     if used is not None:
         if own in used or not ACCEPTED_ID.fullmatch(own):
-            own = f"call_{uuid.uuid4().hex[:24]}"
+            own = new_call_id()
         used.add(own)
     arguments = call.arguments or ""
     if isinstance(call.arguments, Mapping):

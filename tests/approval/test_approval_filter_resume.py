@@ -64,6 +64,24 @@ async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> N
     check_sendable(history)
 
 
+@both_ways
+async def test_calls_without_an_id_wait_under_one_of_their_own(streamed: bool) -> None:
+    """Stock Semantic Kernel answers them as "unknown": they would wait for ever, and the history could not be sent."""
+    nameless = call("shop-refund", {"order": "7", "amount": 50}, id="")
+    here, by, history = await waiting(
+        calls(nameless, nameless, call("shop-look", {"order": "7"}, id="")),
+        DONE,
+        streamed=streamed,
+    )
+    pending = by.pending(history)
+    assert len({call.id for call in pending}) == 2
+    check_sendable(history)
+    decisions = {pending[0].id: Approve(by="ann"), pending[1].id: Deny("Once.")}
+    assert await by.resume(here.kernel, history, decisions) == ()
+    assert here.ran == [("look", "7"), REFUNDED]
+    check_sendable(history)
+
+
 async def test_a_question_is_shown_as_it_was_asked() -> None:
     """What the call does, who asks, and until when; in a stored history, too."""
     question = Defer("Sure?", expires_in=3600, summary="Pays {amount}")

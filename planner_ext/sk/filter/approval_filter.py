@@ -81,6 +81,7 @@ from planner_ext.sk.functions.execution import (
     watch,
 )
 from planner_ext.sk.functions.toolset import tool_of
+from planner_ext.sk.messages import new_call_id
 from planner_ext.sk.run.resume import as_given, let_in
 
 _logger = logging.getLogger(__name__)
@@ -530,6 +531,9 @@ def _described(
         return InvalidArguments(
             message=_INJECTS.format(tool.name, ", ".join(sorted(tool.unasked)))
         )
+    if content is not None and not content.id:
+        # Semantic Kernel would answer it as "unknown", which is no call of the history.
+        content.id = new_call_id()
     given = None if content is None else _given(content)
     names = tool.parameters if given is None else given
     shown = converted_values(
@@ -541,7 +545,7 @@ def _described(
         context.function,
         shown,
         run_id=_STOCK_RUN,
-        call_id=(content.id if content is not None else None) or tool.name,
+        call_id=tool.name if content is None else content.id or tool.name,
         raw_arguments=arguments_text(shown if content is None else content.arguments),
         iteration=getattr(context, "request_sequence_index", 0),
         index=getattr(context, "function_sequence_index", 0),

@@ -318,8 +318,8 @@ def _names(call: FunctionCallContent, function: str) -> bool:
 def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, str]]:
     """List a history's calls, each with its place: what user and assistant said before, and its number.
 
-    It is without system messages, of which an agent adds its own, and results, which
-    are replaced.
+    It is without system messages, of which an agent adds its own, results, which are
+    replaced, and ids, which a call of the same batch may get later.
     """
     conversation = hashlib.sha256()
     for message in history.messages:
@@ -327,7 +327,7 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
             continue
         calls = calls_of(message)
         listed = [
-            [one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)]
+            [one.plugin_name, one.function_name, arguments_text(one.arguments)]
             for one in calls
         ]
         conversation.update(
