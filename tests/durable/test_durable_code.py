@@ -194,7 +194,7 @@ async def test_a_call_in_doubt_there_has_the_effect_of_its_own_function(
 ) -> None:
     """And not of a function around that has the same name: what happens once is not repeated."""
     store = str(tmp_path / "runs.db")
-    code = lives.live(books, store, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool")
+    code = lives.live(books, store, tmp_path, PLANNER_EXT_CRASH_AT="after_tool")
     assert code == KILLED
     asks = call("shop-book", {"order": 7})
     result = await see_through(store, tmp_path, asks=asks)
