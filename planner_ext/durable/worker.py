@@ -914,13 +914,16 @@ class WorkerPool:
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
+                driven = self.runner.driven.stores
+                before = dict(driven)
                 changed, held = await self.runner.store.changed_elsewhere(
                     self.workers.worker_id
                 )
                 self._hold(held)
                 for run_id, ended, new, said in changed:
-                    store = self.runner.driven.stores.get(run_id)
-                    if store is None:
+                    store = driven.get(run_id)
+                    # A run that was taken up meanwhile is not the one that was read.
+                    if store is None or store is not before.get(run_id):
                         continue
                     if new is not None:
                         store.writer.budget.offer(new)

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
+from planner_ext import Budget
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, StoreError
 from planner_ext.durable.options import is_final
 from planner_ext.durable.store import JournalStore, opened_store
@@ -24,7 +25,14 @@ from planner_ext.errors import (
     RunNotAnsweredError,
     ServiceCallError,
 )
-from planner_ext.testing import Script, ScriptedFault, ScriptedOpenAIServer, call, say
+from planner_ext.testing import (
+    Script,
+    ScriptedChatCompletion,
+    ScriptedFault,
+    ScriptedOpenAIServer,
+    call,
+    say,
+)
 from support.durable import (
     GOAL,
     PAY,
@@ -38,6 +46,7 @@ from support.durable import (
     world,
 )
 from support.processes import Lives
+from support.stock import scripted_by
 from support.values import each_of
 
 SOON = RetryPolicy(first_delay=0.05, attempts=4)
@@ -200,6 +209,51 @@ async def test_a_run_that_ends_here_is_not_taken_for_one_that_was_ended_elsewher
         (handle,) = await runs.recover(planner, kernel, arguments_for=tries.append)
         assert (await handle.result()).status == "answered"
     assert tries == ["r"]
+
+
+async def test_a_run_is_not_ended_by_what_was_read_before_it_was_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker reads the end of its run while it resumes it: it goes on, and asks nothing twice."""
+    reading, resumed, asked, told = (asyncio.Event() for _ in range(4))
+
+    class Model(ScriptedChatCompletion):
+        async def _inner_get_chat_message_contents(self, *given: Any) -> Any:
+            await reading.wait()
+            if resumed.is_set():
+                asked.set()
+                await told.wait()
+            return await super()._inner_get_chat_message_contents(*given)
+
+    read = JournalStore.changed_elsewhere
+
+    async def late(self: JournalStore, owner: str) -> Any:
+        if reading.is_set():
+            told.set()
+            return await read(self, owner)
+        reading.set()
+        await asked.wait()
+        return [("order-7", True, None, "")], False
+
+    monkeypatch.setattr(JournalStore, "changed_elsewhere", late)
+    planner, kernel = world(
+        tmp_path / "effects", budget=Budget(max_tool_calls=1, on_limit="stop")
+    )
+    script = [
+        call("shop-label", {"order": 1}),
+        call("shop-label", {"order": 2}),
+        say("Printed."),
+    ]
+    kernel.add_service(scripted_by(Model, script), overwrite=True)
+    async with Runs.sqlite(tmp_path / "runs.db", poll_seconds=0.01) as runs:
+        limited = await runs.start(planner, kernel, GOAL, run_id="order-7")
+        assert (await limited.result()).status == "limit_reached"
+        resumed.set()
+        handle = await runs.resume(
+            "order-7", planner, kernel, budget=Budget(max_tool_calls=9)
+        )
+        result = await handle.result()
+    assert (result.status, result.iterations) == ("answered", 3)
 
 
 async def test_a_run_that_waits_still_waits_after_a_fault(tmp_path: Path) -> None:
