@@ -133,6 +133,8 @@ class Tab:
 
     Attributes:
         closed: Whether the call has ended: nothing more may be taken.
+        has_failed: Whether a request in the call had no reply, since its function
+            began.
         around, names_in: Set by the adapters: what they know of the run, and the
             functions whose calls or results messages have.
         when_quiet: Called when a run of the call has come to its pause or end.
@@ -153,6 +155,7 @@ class Tab:
         self.threaded = threaded
         self._recorder = recorder
         self.closed = False
+        self.has_failed = False
         self.around: Callable[..., Any] | None = None
         self.names_in: Callable[[Sequence[Message]], Set[str]] = _no_names
         self._read: Set[str] = frozenset[str]()

@@ -49,13 +49,14 @@ Failure: TypeAlias = Literal["unsent", "refused", "processed"]
 an HTTP error; or ``processed``, as it may have been."""
 
 
-def is_free(failure: Failure, *, kept: bool) -> bool:
+def is_free(failure: Failure, *, kept: bool, again: bool) -> bool:
     """Whether a request without a reply is charged to no limit.
 
-    A refused one is charged where no store waits for the endpoint: else nothing would
-    bound who resumes the run again and again.
+    A refused one is charged where no store waits for the endpoint, and any that a
+    function makes ``again``, after one of its call had failed: else nothing would bound
+    who resumes the run, or asks in its function, again and again.
     """
-    return failure == "unsent" or (failure == "refused" and kept)
+    return not again and (failure == "unsent" or (failure == "refused" and kept))
 
 
 _IN_NO_LINE = frozenset(

@@ -55,11 +55,13 @@ class _Announced:
 
     Attributes:
         recorded: The length of the journal by then.
+        again: Whether a request in the call around had failed by then.
     """
 
     transcript: Sequence[TranscriptItem]
     request: machine.AskModel
     recorded: int
+    again: bool
 
 
 class Engine:
@@ -398,10 +400,14 @@ class Engine:
             await self.record(
                 facts.ModelAsked(iteration=request.iteration, at=self._journal.now())
             )
-        if self._ports.within is not None and self._ports.run is None:
-            await self._ports.within.record_request()
+        within = self._ports.within
+        if within is not None and self._ports.run is None:
+            await within.record_request()
         self._announced = _Announced(
-            transcript=transcript, request=request, recorded=len(self.facts)
+            transcript=transcript,
+            request=request,
+            recorded=len(self.facts),
+            again=within is not None and within.has_failed,
         )
 
     @property
@@ -441,7 +447,10 @@ class Engine:
         under_way = self._under_way
         if under_way is not None:
             iteration = under_way.request.iteration
-            if not facts.is_free(failure, kept=self._calls.is_kept):
+            if self._ports.within is not None:
+                self._ports.within.has_failed = True
+            kept = self._calls.is_kept
+            if not facts.is_free(failure, kept=kept, again=under_way.again):
                 usage = self._estimated(under_way.transcript, under_way.request)
         if self._shared is not None:
             self._shared.failed(usage)

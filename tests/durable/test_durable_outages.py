@@ -1,6 +1,7 @@
 """An endpoint that is busy, failing or not reached is waited for: no try is used up, and no refusal charged."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, PlannerPlugin
 from planner_ext.budgets import BudgetStore, SharedBudget
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallFinished, ModelReplied, RequestFailed
 from planner_ext.durable import RetryPolicy, RunRecord, Runs, RunsClient
 from planner_ext.durable.options import is_final
@@ -123,6 +125,7 @@ async def test_a_list_says_since_when_a_run_waits(store: str, tmp_path: Path) ->
     with ScriptedOpenAIServer([]) as gone:
         address = gone.url
     clock = Clock()
+    clock.seconds += 10.0  # 13:46:50; the store's clock goes on meanwhile
     retry = RetryPolicy(attempts=2)
     async with (
         kernel_at(address, tmp_path) as kernel,
@@ -132,8 +135,9 @@ async def test_a_list_says_since_when_a_run_waits(store: str, tmp_path: Path) ->
             await (await runs.start(planner_of(), kernel, GOAL, run_id="r")).result()
         (record,) = await runs.list()
         assert record.status == "running"
-        assert record.outage_at == pytest.approx(clock.now(), abs=1.0)
-        assert record.waits_for == "the endpoint since 1970-01-12 13:46:40 UTC"
+        assert record.outage_at == pytest.approx(clock.now(), abs=10.0)
+        since = r"the endpoint since 1970-01-12 13:46:\d\d UTC"
+        assert re.fullmatch(since, record.waits_for)
         failed = [
             fact.failure
             for fact in (await runs.load("r")).facts
@@ -173,7 +177,7 @@ async def test_a_run_waits_for_hours_and_then_fails(tmp_path: Path) -> None:
                 await (await runs.resume("r", planner_of(), kernel)).result()
             (record,) = await runs.list()
             assert record.status == "running"
-            assert record.outage_at == pytest.approx(clock.now(), abs=1.0)
+            assert record.outage_at == pytest.approx(clock.now(), abs=10.0)
 
 
 @each_of("hours", [-1, 1])
@@ -240,39 +244,79 @@ async def test_a_run_inside_waits_for_its_endpoint(
 
 
 class Persistent:
-    """A function that asks a model until it has an answer, or gives up."""
+    """Functions that ask a model until they have an answer, or give up."""
 
     @kernel_function
     async def ask(self, kernel: Kernel) -> str:
-        for _ in range(10):
+        for _ in range(50):
             with suppress(KernelInvokeException):
                 return str(await kernel.invoke_prompt("Look it up."))
         return ""
 
+    @kernel_function
+    async def plan(self, kernel: Kernel) -> str:
+        for _ in range(50):
+            with suppress(PlannerExtError):
+                return (await planner_of().invoke(kernel, "Look it up.")).final_answer
+        return ""
 
-async def test_what_is_refused_to_a_functions_own_code_is_charged_to_no_limit(
-    tmp_path: Path,
-) -> None:
-    """However often it asks again: neither to the run, nor to a budget that it shares."""
-    refused = [ScriptedFault(status=401)] * 5
+    @kernel_function
+    async def ask_two_at_once(self, kernel: Kernel) -> str:
+        asking = [kernel.invoke_prompt("Look it up.") for _ in range(2)]
+        await asyncio.gather(*asking, return_exceptions=True)
+        return ""
+
+
+async def refused_inside(function: str, refusals: int, folder: Path) -> list[Any]:
+    """Refuse requests of a function.
+
+    Return how its run ended, how many requests it made, and what the run and a shared budget were charged.
+    """
+    inside: list[ScriptedAnswer] = []
 
     def answer(request: ScriptedRequest) -> ScriptedAnswer:
         if "Look it up." in str(request.messages):
-            return refused.pop() if refused else say("Found.")
-        return [call("code-ask"), say("Done.")][turn(request)]
+            is_refused = len(inside) < refusals
+            inside.append(ScriptedFault(status=401) if is_refused else say("Found."))
+            return inside[-1]
+        return [call(f"code-{function}"), say("Done.")][turn(request)]
 
     budgets = BudgetStore.memory()
     shared = SharedBudget("all", store=budgets, max_iterations=4)
     with ScriptedOpenAIServer(answer) as server:
         async with (
-            kernel_at(server.url, tmp_path) as kernel,
-            open_runs(tmp_path / "runs.db") as runs,
+            kernel_at(server.url, folder) as kernel,
+            open_runs(folder / f"{function}{refusals}.db") as runs,
         ):
             kernel.add_plugin(Persistent(), "code")
             planner = planner_of(max_iterations=4, shared_budgets=[shared])
             result = await (await runs.start(planner, kernel, GOAL)).result()
     (used,) = await budgets.usage()
-    assert (result.status, result.iterations, used.iterations) == ("answered", 3, 3)
+    assert result.final_answer == "Done."
+    return [result.status, len(inside), result.iterations, used.iterations]
+
+
+@each_of("function", ["ask", "plan"])
+async def test_a_function_that_is_refused_once_is_charged_for_no_refusal(
+    function: str, tmp_path: Path
+) -> None:
+    """Neither to the run, nor to a budget that it shares."""
+    assert await refused_inside(function, 1, tmp_path) == ["answered", 2, 3, 3]
+
+
+@each_of("function", ["ask", "plan"])
+async def test_a_function_that_asks_for_ever_is_bounded_by_the_budget(
+    function: str, tmp_path: Path
+) -> None:
+    """What it asks after a refusal is charged, also in a run of its own; one trip stays for the answer."""
+    outcome = await refused_inside(function, 1000, tmp_path)
+    assert outcome == ["limit_reached", 3, 4, 4]
+
+
+async def test_refusals_that_were_under_way_together_are_free(tmp_path: Path) -> None:
+    """An outage that meets the requests of one function at once uses up none of its budget."""
+    outcome = await refused_inside("ask_two_at_once", 1000, tmp_path)
+    assert outcome == ["answered", 2, 2, 2]
 
 
 @each_of("on_limit", ["answer", "stop"])

@@ -151,6 +151,7 @@ class _Payer:
         self._shared = shared
         self._spent = Usage()
         self._expected = Usage()
+        self._is_again = tab is not None and tab.has_failed
 
     async def take_request(self, *, expected: Usage) -> None:
         """Take one request; if it is abandoned, it has used what is expected."""
@@ -177,8 +178,12 @@ class _Payer:
         """Return what a request without a reply is charged, besides the one that was taken."""
         from planner_ext.sk.chat.faults import failure_of  # noqa: PLC0415  (only where a request fails)
 
-        kept = self.tab is not None and self.tab.is_kept
-        return _NOT_MADE if is_free(failure_of(error), kept=kept) else Usage()
+        kept = False
+        if self.tab is not None:
+            kept = self.tab.is_kept
+            self.tab.has_failed = True
+        free = is_free(failure_of(error), kept=kept, again=self._is_again)
+        return _NOT_MADE if free else Usage()
 
     def close(self) -> None:
         if self._shared is not None:
