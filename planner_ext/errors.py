@@ -35,6 +35,7 @@ PlannerExtError                              the root
 ├── InvalidForkError                         a run has no further request after this iteration
 ├── InvalidPolicyError                       a policy cannot be read
 ├── InvalidLimitError                        a limit of the core has an invalid value
+├── LeftByError (RuntimeError)               a callback raised SystemExit, or cancelled itself
 ├── NotAFunctionError (TypeError)            a decorator was applied to something else
 └── IllegalTransitionError                   a journal contradicts itself
 
@@ -66,6 +67,7 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     WorkerInUseError,
 )
+from planner_ext.engine.concurrency import LeftByError
 from planner_ext.engine.fork import InvalidForkError
 from planner_ext.sk.errors import (
     AnswerCheckError,
@@ -107,6 +109,7 @@ __all__ = [
     "InvalidPriceError",
     "InvalidReplyError",
     "InvalidSettingsError",
+    "LeftByError",
     "LimitReachedError",
     "NestedRunRefusedError",
     "NewerSchemaError",

@@ -19,7 +19,8 @@ from semantic_kernel.functions.kernel_function_from_method import (
     KernelFunctionFromMethod,
 )
 
-from planner_ext.engine.concurrency import LeftByError, Raised, caught, in_thread
+from planner_ext.engine.concurrency import Raised, caught, in_thread
+from planner_ext.errors import LeftByError
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.functions.execution import ToolExecution, runnable
 from planner_ext.sk.functions.toolset import tool_of
