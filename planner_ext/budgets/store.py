@@ -5,13 +5,14 @@ import json
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.values import frozen
-from planner_ext.durable.database import BUDGET_TABLES, Row, Step
+from planner_ext.durable.database import BUDGET_TABLES, Row, Step, read_values
 from planner_ext.durable.errors import (
     DuplicateRowError,
     StoreError,
@@ -65,7 +66,7 @@ class BudgetUsage:
     tool_calls: int
     tokens: int
     cost: float
-    limits: Mapping[str, float]
+    limits: Mapping[str, int | float]
     reached: str | None = None
 
 
@@ -311,15 +312,7 @@ class _Memory:
 
 def read_usage(row: Row) -> BudgetUsage:
     """Read a row of `SELECT_USAGE`."""
-    budget, key, period, iterations, tool_calls, tokens, cost, limits, reached = row
-    return BudgetUsage(
-        budget=str(budget),
-        key=str(key),
-        period=str(period),
-        iterations=int(iterations or 0),
-        tool_calls=int(tool_calls or 0),
-        tokens=int(tokens or 0),
-        cost=float(cost or 0),
-        limits=json.loads(str(limits)),
-        reached=None if reached is None else str(reached),
-    )
+    *used, limits, reached = row
+    names = [one.name for one in fields(BudgetUsage)]
+    values = (*used, json.loads(str(limits)), reached)
+    return read_values(BudgetUsage, dict(zip(names, values, strict=True)))

@@ -14,8 +14,11 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.core.values import frozen
@@ -33,6 +36,19 @@ Value: TypeAlias = str | int | float | None
 
 Row: TypeAlias = tuple[Value, ...]
 """One row of an answer: a plain tuple in the order of the statement's columns."""
+
+_T = TypeVar("_T")
+
+
+def read_values(kind: type[_T], values: Mapping[str, Any]) -> _T:
+    """Make a record of values as rows and JSON have them, or raise; a moment is in seconds since the epoch."""
+    return _adapter(kind).validate_python(values)
+
+
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
 
 Step: TypeAlias = tuple[str, Mapping[str, Value]]
 """One statement, and the values of its placeholders."""

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 from planner_ext.core.values import frozen
 from planner_ext.durable.chain import keep_head
-from planner_ext.durable.database import Row, Value
+from planner_ext.durable.database import Row, Value, read_values
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
     StoreError,
@@ -37,7 +37,6 @@ from planner_ext.durable.records import (
     RunRecord,
     approval_path,
     read_approval,
-    read_moment,
 )
 from planner_ext.durable.store import LATER, STORE_NOW, JournalStore, times
 from planner_ext.engine.concurrency import called, end_tasks, in_thread
@@ -191,21 +190,16 @@ async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ..
     return tuple(map(_read_notice, rows))
 
 
+_COLUMNS = tuple(one.name for one in fields(NoticeRecord))
+
+
 def _read_notice(row: Row) -> NoticeRecord:
     """Read a row of a notice; raise `StoreError` if it is damaged."""
-    key, run, event, body, created_at, attempts, next_at, delivered_at, problem = row
-    with reading_row(f"The row of notice {key!r} is"):
-        return NoticeRecord(
-            id=str(key),
-            run_id=str(run),
-            event=str(event),
-            status=_body(key, body).status,
-            at=read_moment(created_at) or datetime.fromtimestamp(0, UTC),
-            attempts=int(attempts or 0),
-            next_at=read_moment(next_at),
-            delivered_at=read_moment(delivered_at),
-            problem="" if problem is None else str(json.loads(str(problem))),
-        )
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    with reading_row(f"The row of notice {row[0]!r} is"):
+        values["status"] = _body(values["id"], values["status"]).status
+        values["problem"] = json.loads(values["problem"] or '""')
+        return read_values(NoticeRecord, values)
 
 
 class Notifier:

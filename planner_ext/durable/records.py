@@ -30,7 +30,7 @@ from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, Call, OpenRun, State, path_of
 from planner_ext.core.values import frozen
-from planner_ext.durable.database import Row, Value
+from planner_ext.durable.database import Row, Value, read_values
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs, SaidMessage, read_said
 from planner_ext.engine.document import check_schema, load_facts
@@ -111,42 +111,19 @@ class RunRecord:
         """@private Read the columns `RUN_COLUMNS`; raise `StoreError` if they are damaged."""
         values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
         with reading_row(f"The row of run {row[0]!r} is"):
-            values["goal"] = str(json.loads(values["goal"]))
-            values["problem"] = (
-                "" if values["problem"] is None else str(json.loads(values["problem"]))
-            )
-            for name in ("wake_at", "created_at", "updated_at", "cost", "outage_at"):
-                values[name] = None if values[name] is None else float(values[name])
+            values["goal"] = json.loads(values["goal"])
+            values["problem"] = json.loads(values["problem"] or '""')
+            lines = (values["tags"] or "").split("\n")
+            values["tags"] = lines[1:-1:2]
             for name in ("wake_at", "created_at", "updated_at", "outage_at"):
                 read_moment(values[name])
-            for name in _NUMBERS:
-                values[name] = int(values[name])
-            lines = (values["tags"] or "").split("\n")
-            values["tags"] = tuple(lines[1:-1:2])
-            for name in ("run_id", "status", "owner"):
-                values[name] = (
-                    None
-                    if name == "owner" and values[name] is None
-                    else _text(values[name])
-                )
-            return cls(**values)
+            return read_values(cls, values)
 
 
 RUN_COLUMNS = tuple(
     column.name for column in fields(RunRecord) if column.name != "waits_for"
 )
 """The columns of a run's row."""
-
-
-_NUMBERS = (
-    "priority",
-    "retries",
-    "attempts",
-    "deaths",
-    "iterations",
-    "tool_calls",
-    "tokens",
-)
 
 RUN_ID = re.compile(r"(?!\.\.?\Z)[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 """The name of a run: a part of addresses, in which ``.`` and ``..`` name no page."""
@@ -423,11 +400,9 @@ def read_approval(
     ) = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
         call = json.loads(str(text))
-        for name in _TEXTS:
-            _text(call[name])
         function = call["fully_qualified_name"]
         arguments = call["arguments"]
-        roles = tuple(map(str, call["roles"]))
+        roles = tuple(call["roles"])
         digest = digest_of(function, arguments)
         if call.pop("further", False):
             digest = further_digest(digest, call["source"], roles)
@@ -439,18 +414,14 @@ def read_approval(
         # only the fingerprint is proof, so a question must have the function name of a question, too
         is_question = call.get("kind") == "question" and function == ASK_USER
         escalates_at = call.get("escalates_at")
-        escalates_to = tuple(map(str, call.get("escalates_to", ())))
+        escalates_to = tuple(call.get("escalates_to", ()))
         is_escalated = escalates_at is not None and now >= escalates_at
         read: dict[str, Any] = {
-            "id": str(key),
+            "id": key,
             "call_id": call["id"],
             "kind": "question" if is_question else "function",
             "in_doubt": call["in_doubt"] is True,
             "roles": escalates_to if is_escalated else roles,
-            "source": _text(call.get("source", "")),
-            "quorum": int(call.get("quorum", 1)),
-            "escalates_at": read_moment(escalates_at),
-            "escalates_to": escalates_to,
             "is_escalated": is_escalated,
             "votes": tuple(
                 DecisionRecord(
@@ -464,22 +435,21 @@ def read_approval(
                 )
                 for by, at in read_votes(votes)
             ),
+            "run_id": run_id,
+            "fingerprint": fingerprint,
+            "asked_at": asked_at,
+            "expires_at": expires_at,
+            "status": status,
+            "decided_at": decided_at,
+            "problem": json.loads(str(problem or '""')),
+            "refused": [read_refusal(one, function, arguments) for one in refused],
+            "said": read_said(str(run_id), said),
         }
-        approval = PendingApproval(
-            **{**call, **read},
-            run_id=str(run_id),
-            fingerprint=str(fingerprint),
-            asked_at=datetime.fromtimestamp(float(asked_at or 0), UTC),
-            expires_at=read_moment(expires_at),
-            status=str(status),
-            decided_at=read_moment(decided_at),
-            problem=str(json.loads(str(problem))) if problem else "",
-            decision=None
-            if decision is None
-            else decision_record(key, decision, decided_at, function, arguments),
-            refused=tuple(read_refusal(one, function, arguments) for one in refused),
-            said=read_said(str(run_id), said),
-        )
+        if decision is not None:
+            read["decision"] = decision_record(
+                key, decision, decided_at, function, arguments
+            )
+        approval = read_values(PendingApproval, {**call, **read})
     if fingerprint != asked or not within:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
