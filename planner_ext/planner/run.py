@@ -52,7 +52,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     final_answer: str = ""
     value: Any = None
-    chat_history: ChatHistory | None = None
+    chat_history: ChatHistory | None = Field(default=None, repr=False)
     iterations: int = 0
     status: Status = "answered"
     tool_calls: int = 0

@@ -367,6 +367,15 @@ def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
     assert error.tool_calls == 2
 
 
+async def test_a_printed_result_leaves_the_conversation_out() -> None:
+    """``print(result)`` shows how the run ended, not each of its messages."""
+    kernel = kernel_of(ScriptedChatCompletion([say("Three.")]))
+    result = await invoke(planner_with(None, plan=False), kernel)
+    assert result.chat_history
+    assert "final_answer='Three.'" in str(result)
+    assert "messages=" not in str(result)
+
+
 async def test_calls_in_reply_to_a_request_without_functions_do_not_run() -> None:
     """A model that calls although nothing is offered ends the run at the limit; nothing of it runs."""
     math = Math()
