@@ -42,6 +42,7 @@ def add_group(name: str, module: str, help: str) -> None:
     app.add_typer(
         typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=help),
         name=name,
+        short_help=help,
     )
 
 
@@ -128,8 +129,13 @@ def command(
         run.__annotations__ = {option.name: option.annotation for option in options}
         # \b keeps the lines of a paragraph apart.
         text = re.sub(r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE)
+        # Without one, a group's help cuts the docstring's sentence off.
+        summary, _, _ = doc.partition("\n\n")
         group.command(
-            name, help=text, epilog=f"\b\nExit codes:\n{codes or exit_codes}"
+            name,
+            help=text,
+            short_help=summary,
+            epilog=f"\b\nExit codes:\n{codes or exit_codes}",
         )(run)
         return function
 

@@ -95,6 +95,14 @@ def test_completion_is_shown_and_installed(here: Path) -> None:
     assert words.stdout.split() == ["run", "runs"]
 
 
+@pytest.mark.parametrize("words", GROUPS, ids=" ".join)
+def test_a_group_says_whole_what_each_command_does(
+    command: Command, words: tuple[str, ...]
+) -> None:
+    """No sentence of the list of commands is cut off."""
+    assert "..." not in command(*words, "--help").out.partition("Commands:")[2]
+
+
 @each_of("words", [words for words in levels() if words], ids=" ".join)
 def test_every_option_is_explained(words: tuple[str, ...]) -> None:
     """No option has only its name."""
