@@ -99,7 +99,7 @@ def test_missing_and_unknown_arguments_are_named_in_one_message() -> None:
     """The model reads everything that is wrong, and what the function takes."""
     assert message_of(ADD, '{"c": 1, "b": "x"}') == (
         'The arguments of p-f cannot be used: "a" is missing; "c" is not a parameter; "b" must be integer, not "x". '
-        "Its parameters: a (integer, required), b (integer). Call it again with corrected arguments."
+        "Its parameters: a (integer, required), b (integer). Correct the arguments."
     )
 
 
@@ -140,7 +140,7 @@ def test_what_the_model_cannot_see_it_cannot_set(name: str) -> None:
     assert parse(function, '{"shown": "x"}') == {"shown": "x"}
     assert message_of(function, json.dumps({"shown": "x", name: "y"})) == (
         f'The arguments of p-f cannot be used: "{name}" is not a parameter. '
-        "Its parameters: shown (string, required). Call it again with corrected arguments."
+        "Its parameters: shown (string, required). Correct the arguments."
     )
 
 

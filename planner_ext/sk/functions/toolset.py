@@ -694,7 +694,7 @@ def _invalid(
     )
     return InvalidArguments(
         message=f"The arguments of {tool.name} cannot be used: {'; '.join(problems)}. "
-        f"{taken} Call it again with corrected arguments."
+        f"{taken} Correct the arguments."
     )
 
 
