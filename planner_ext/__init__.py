@@ -23,11 +23,9 @@ Approval: an interceptor gets a call and returns Approve, Deny, Supply, Defer or
     ApprovalSettings                   what a denied or deferred call does to the run
     Checkpoint                         a paused run as JSON text; resume it in any process
 
-Durability: Runs keeps runs in SQLite or PostgreSQL; they survive ``kill -9``.
-
 Modules: `planner_ext.errors`, `planner_ext.events` (facts and stream events),
 `planner_ext.iteration` (between iterations), `planner_ext.hitl_manager` (interception),
-`planner_ext.durable` (stores, workers, approvals), `planner_ext.inbox` (web pages),
+`planner_ext.durable` (Runs in SQLite or PostgreSQL survive ``kill -9``), `planner_ext.inbox`,
 `planner_ext.timeline` (a run as values and as a page), `planner_ext.budgets` (shared by
 runs), `planner_ext.agent` (an agent's paused turn), `planner_ext.ag_ui` (front ends),
 `planner_ext.testing` (scripted models, recordings), `planner_ext.compare`, and one of
@@ -36,9 +34,9 @@ each door. Command line: ``planner-ext --help``.
     planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(max_iterations=5))
     result = await planner.invoke(kernel, "How much warmer is it in Lisbon than in Oslo?")
     print(result.status, result.final_answer, result.iterations)
-
-Names are imported on first use (PEP 562): Semantic Kernel takes seconds to import.
 """
+
+# Names are imported on first use (PEP 562): Semantic Kernel takes seconds to import.
 
 from importlib import import_module
 from typing import TYPE_CHECKING
