@@ -69,7 +69,7 @@ class Approve:
     no interceptor decided may get other arguments, but no other function.
 
     Attributes:
-        arguments: Arguments instead of the model's, as JSON values; copied and
+        arguments: All arguments instead of the model's, as JSON values; copied and
             validated. None keeps the model's. The edited call is reviewed again. If a
             rule denies it, a person's decision is refused, and the call still waits. If
             another question or other persons are to be asked, it waits again with these
