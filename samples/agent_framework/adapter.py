@@ -14,7 +14,7 @@ from agent_framework import Content, FunctionTool, Message, SupportsChatGetRespo
 from jsonschema import Draft202012Validator
 from pydantic_core import to_json
 
-from planner_ext.approval.decisions import ApprovalSettings, Approve, Decision, DecisionRequest, Defer, ToolCall
+from planner_ext.approval.decisions import ApprovalSettings, Approve, DecisionRequest, Defer, MadeDecision, ToolCall
 from planner_ext.approval.decisions import InvalidDecisionError as RefusedError
 from planner_ext.approval.guards import guard_name
 from planner_ext.approval.waiting import pending_calls, waiting_calls
@@ -275,12 +275,12 @@ class KeptRun:
         decided = [await self._decided(shown[name], waiting[name], one, at) for name, one in given.decisions.items()]
         return (Resumed(limits=given.budget, at=at), *decided)
 
-    async def _decided(self, shown: ToolCall, call: Call, decision: Decision, at: float) -> Fact:
+    async def _decided(self, shown: ToolCall, call: Call, made: MadeDecision, at: float) -> Fact:
         """Take a decision on what was asked about, and on nothing else."""
         given, functions, fact = self.activation, self.planner.functions, call.decided_fact
-        by, verified = getattr(decision, "by", "") or "", shown.id in given.verified
+        decision, by = made.decision, getattr(made.decision, "by", "") or ""
         request = DecisionRequest(
-            action="decide", by=by, run_id=given.run_id, call=shown, decision=decision, verified=verified
+            action="decide", by=by, run_id=given.run_id, call=shown, decision=decision, verified=made.verified
         )
         problem = await refusal_of(given.authorize, request)
         if isinstance(decision, Approve) and not problem:

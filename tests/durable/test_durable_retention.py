@@ -62,7 +62,12 @@ async def test_ended_runs_are_deleted_when_they_are_old_enough(
         await paused.result()
         async with opened_store(store) as opened:
             await opened.create("failed", GOAL, owner=None, at=0.0)
-            values = {"retries": 1, "attempts": 5, "deaths": 0, "progress": 0}
+            values: dict[str, Any] = {
+                "retries": 1,
+                "attempts": 5,
+                "deaths": 0,
+                "progress": 0,
+            }
             await opened.park(
                 "failed", seen=None, status="failed", problem="x", at=0.0, **values
             )
