@@ -370,7 +370,12 @@ async def test_a_run_in_quarantine_has_a_notice(store: str) -> None:
         opened_store(store) as other,
     ):
         await runs.submit(GOAL, run_id="a")
-        counts = {"retries": 0, "attempts": 5, "deaths": 3, "progress": 0}
+        counts: dict[str, Any] = {
+            "retries": 0,
+            "attempts": 5,
+            "deaths": 3,
+            "progress": 0,
+        }
         assert await other.park(
             "a",
             seen=None,
