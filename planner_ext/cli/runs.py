@@ -297,29 +297,34 @@ def _moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-_RUN_HEAD = ("run", "status", "iterations", "calls", "tokens", "cost", "changed")
-_NUMBERS = range(2, 6)
+_RUN_HEAD = ("status", "iterations", "calls", "tokens", "cost", "changed", "run")
+_NUMBERS = range(1, 5)
 """The right-aligned columns."""
 
 
 def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text]:
-    """Lay out runs: as a table for a terminal, else a line for each."""
+    """Lay out runs under the names of their columns: for a terminal in several lines each, else in one.
+
+    The status comes first, and a name stays whole, on a line of its own where it is too
+    long for the terminal.
+    """
     rows = [_run_cells(record, short=console.is_terminal) for record in records]
-    head = [_RUN_HEAD] if console.is_terminal and rows else []
-    widths = [max(map(cell_len, column)) for column in zip(*head, *rows, strict=True)]
-    for words in head:
-        yield Text(_aligned(words, widths), "dim")
+    table = [_RUN_HEAD, *rows] if rows else []
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    more = () if console.is_terminal else ("why", "goal")
+    for words in table[:1]:
+        yield Text("  ".join((_aligned(words, widths), *more)).rstrip(), "dim")
     for record, cells in zip(records, rows, strict=True):
-        line = _aligned(cells, widths)
+        *figures, name = cells
+        line = _aligned(figures, widths[:-1])
         waits = one_line(record.waits_for or record.problem)
         goal = one_line(record.goal)
-        name = len(cells[0])
         if not console.is_terminal:
-            yield Text.assemble(
-                (line[:name], "bold"), line[name:], f"  {waits or '-'}  {goal}"
-            )
+            padded = _aligned((name,), widths[-1:])
+            yield Text(f"{line}  {padded}  {waits or '-'}  {goal}")
             continue
-        yield Text.assemble((line[:name], "bold"), line[name:].rstrip())
+        fits = cell_len(line) + 2 + cell_len(name) <= console.width
+        yield Text.assemble(line, "  " if fits else "\n", (name, "bold"))
         lead = "    waits for " if record.waits_for else "    "
         for text in filter(None, (lead + waits if waits else "", f"    {goal}")):
             yield Text(shortened(text, console.width, console.signs.more), "dim")
@@ -339,13 +344,13 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _run_cells(record: RunRecord, *, short: bool) -> tuple[str, ...]:
     changed = moment_text(_moment(record.updated_at))
     return (
-        exact(record.run_id),
         record.status,
         f"{record.iterations:,}",
         f"{record.tool_calls:,}",
         f"{record.tokens:,}",
         "-" if record.cost is None else f"{record.cost:.4g}",
         changed.partition(", ")[2] if short else changed,
+        exact(record.run_id),
     )
 
 

@@ -154,9 +154,9 @@ def test_runs_are_listed_by_filters(command: Command, here: Path) -> None:
         "shop-refund",
         None,
     )
-    line = command("runs", "list", *STORE, "--status", "failed").out
-    assert line.startswith("b  failed  1,234  0  56,789  0.25  1970-01-01 ")
-    assert line.endswith("  no answer  Sell a lamp.\n")
+    _, line = command("runs", "list", *STORE, "--status", "failed").out.splitlines()
+    assert line.split()[:6] == ["failed", "1,234", "0", "56,789", "0.25", "1970-01-01"]
+    assert line.endswith("  b    no answer  Sell a lamp.")
     assert (
         command("runs", "list", *STORE, "--goal", "nothing").err
         == "No such run in runs.db.\n"
@@ -183,19 +183,33 @@ def test_a_terminal_gets_a_table_of_runs(
     listed = command("runs", "list", *STORE)
     head, figures, waits, goal = listed.out.splitlines()
     assert head.split() == [
-        "run",
         "status",
         "iterations",
         "calls",
         "tokens",
         "cost",
         "changed",
+        "run",
     ]
-    assert figures.split()[:4] == ["a", "paused", "2", "1"]
+    assert figures.split()[:3] == ["paused", "2", "1"]
+    assert figures.endswith("  a")
     assert waits == "    waits for shop-refund"
     assert goal.startswith("    Refund\N{REPLACEMENT CHARACTER}[2J the lamp. Refund")
     assert len(goal) == 80
     assert "\x1b[2J" not in listed.out
+
+
+def test_a_long_name_leaves_the_status_of_a_run_in_sight(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal each run begins with its status, and its name stays whole, to be copied."""
+    name = "refund-of-the-broken-lamp-" + "7" * 40
+    assert command(*WAITS, name).code == 4
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    _, figures, named, *_ = command("runs", "list", *STORE).out.splitlines()
+    assert figures.split()[:3] == ["paused", "2", "1"]
+    assert named == f"    {name}"
 
 
 def test_the_numbers_of_a_store_are_printed(command: Command) -> None:
