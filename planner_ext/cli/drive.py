@@ -372,14 +372,14 @@ async def _stored(run_id: str, store: str) -> StoredRun:
 async def _print_waiting(
     run_id: str, result: Result, store: str, *, is_seen: bool = False
 ) -> None:
-    """Print the pending calls, unless just seen, and the command that decides each."""
+    """Print the calls that the store still has waiting, unless just seen, and the command that decides each."""
     console = Terminal(sys.stderr)
-    for call in () if is_seen else result.pending:
-        print_pending(console, call)
     if not result.pending:
         return
     async with opened_client(store) as client:
         waiting = await client.approvals().pending(run_id, limit=len(result.pending))
+    for call in () if is_seen else waiting:
+        print_pending(console, call)
     if waiting:
         console.say(
             "Decided from this or any other process; a call also with deny, edit or supply:"

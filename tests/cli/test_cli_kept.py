@@ -292,11 +292,12 @@ def test_a_run_is_begun_once(command: Command) -> None:
 
 @pytest.mark.usefixtures("paused")
 def test_runs_are_listed_and_shown(command: Command) -> None:
-    """The list has a line for each; a run is shown with what happened and what waits, and is not resumed."""
+    """The list has a line for each under its columns' names; a run is shown with what happened and what waits, and is not resumed."""
     listed = command("runs", "list", *STORE)
-    (line,) = listed.out.splitlines()
-    assert line.startswith("order-7  paused  2  1  ")
-    assert "  shop-refund  " in line
+    head, line = listed.out.splitlines()
+    assert head.split()[-3:] == ["run", "why", "goal"]
+    assert line.split()[:3] == ["paused", "2", "1"]
+    assert "  order-7  shop-refund  " in line
     assert line.endswith(f"  {GOAL}")
     (record,) = json.loads(command("runs", "list", *STORE, "--json").out)
     assert (record["run_id"], record["status"], record["goal"], record["owner"]) == (
@@ -313,6 +314,8 @@ def test_runs_are_listed_and_shown(command: Command) -> None:
     assert (shown.code, shown.out) == (0, "")
     assert '→ shop-find(order="A-1007")' in shown.err
     assert "paused: 2 round trips, 1 function call" in shown.err
+    assert f"call        {CALL}, fingerprint" in shown.err
+    assert f"approvals approve {CALL} --store runs.db" in shown.err
     assert (
         command("runs", "show", "order-7", *STORE, "--json").document["pending"][0][
             "id"
