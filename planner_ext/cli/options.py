@@ -613,8 +613,8 @@ class WorkerArgs(ApprovalArgs):
         heads: Append the head of a journal to this file outside the store at each pause
             for a person and each end, for runs verify. The key that signs it, an
             Ed25519 private key in PEM, is read from PLANNER_EXT_HEADS_KEY.
-        max_deaths: How often a run may end its worker's process, without progress
-            between, before it is quarantined.
+        max_deaths: How often a run may end its worker's process in a call, without a
+            new result, before it is quarantined; in a request, the square of it.
         lease: How long this worker may be frozen or cut off before others take its
             runs.
         grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take

@@ -398,6 +398,11 @@ class Examined:
     alone: bool = False
     beat: float | None = None
 
+    @property
+    def counted(self) -> str:
+        """The deaths so far, and those that quarantine it, for the log."""
+        return f"death {self.deaths}, quarantine at {self.most}"
+
 
 @frozen
 class Taken:
@@ -494,7 +499,7 @@ class Claims:
             record=record,
             deaths=deaths,
             progress=progress,
-            most=self._most_deaths(begun if points_here else 0),
+            most=self._most_deaths(deaths, begun if points_here else 0),
             alone=alone,
             beat=beat,
         )
@@ -554,8 +559,8 @@ class Claims:
         ):
             if record.owner is not None:
                 TAKEOVERS.add(1)
-                died = f"worker {escaped(record.owner)} is gone, death {examined.deaths} of {examined.most}"
-                log_run(logging.WARNING, record.run_id, f"taken over: {died}")
+                died = f"taken over: worker {escaped(record.owner)} is gone"
+                log_run(logging.WARNING, record.run_id, f"{died}; {examined.counted}")
             return True
         self.driven.together(record.run_id)
         return False
@@ -577,7 +582,7 @@ class Claims:
             record=record,
             deaths=deaths + 1,
             progress=progress,
-            most=self._most_deaths(begun),
+            most=self._most_deaths(deaths + 1, begun),
         )
         if await self._quarantined(examined, calls):
             return
@@ -586,12 +591,20 @@ class Claims:
             log_run(
                 logging.WARNING,
                 run_id,
-                f"death {examined.deaths} of {examined.most}: {escaped(problem)}",
+                f"{examined.counted}: {escaped(problem)}",
             )
 
-    def _most_deaths(self, begun: int) -> int:
-        """Return the deaths that quarantine a run whose call was begun so often; most others are not its fault."""
-        return self.max_deaths if begun >= self.max_deaths else self.max_deaths**2
+    def _most_deaths(self, deaths: int, begun: int) -> int:
+        """Return the deaths that quarantine a run, if its call, begun so often, is begun before each of them.
+
+        Without such a call, and at most, the square of ``max_deaths``: most of these
+        deaths are not its fault.
+        """
+        highest = self.max_deaths**2
+        if not begun:
+            return highest
+        missing = max(self.max_deaths - begun, 0)
+        return min(max(deaths + missing, self.max_deaths), highest)
 
     async def _quarantined(self, examined: Examined, calls: str) -> bool:
         """Quarantine a run after too many deaths; return whether there were."""

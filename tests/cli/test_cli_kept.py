@@ -292,7 +292,7 @@ def test_a_run_is_begun_once(command: Command) -> None:
 
 @pytest.mark.usefixtures("paused")
 def test_runs_are_listed_and_shown(command: Command) -> None:
-    """The list has a line for each under its columns' names; a run is shown with what happened and what waits, and is not resumed."""
+    """The list names its columns; a run is shown with what happened and what waits, and is not resumed."""
     listed = command("runs", "list", *STORE)
     head, line = listed.out.splitlines()
     assert head.split()[-3:] == ["run", "why", "goal"]

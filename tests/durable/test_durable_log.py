@@ -95,7 +95,7 @@ async def test_a_run_that_is_taken_over_says_from_whom(
             )
             assert (await handle.result()).status == "answered"
     assert [line for level, line in lines(caplog) if level == WARNING] == [
-        "run order-7 taken over: worker gone is gone, death 1 of 9"
+        "run order-7 taken over: worker gone is gone; death 1, quarantine at 9"
     ]
 
 

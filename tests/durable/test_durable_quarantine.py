@@ -226,6 +226,33 @@ async def test_a_poisonous_call_is_set_aside_and_harms_no_run_beside_it(
             assert len(begun) == len(set(begun)) == ends
 
 
+class Antidote(Pharmacy):
+    """Ends no process."""
+
+    @effect("idempotent")
+    @kernel_function(description="Ends the process, and may run again.")
+    def poison(self) -> None:
+        pass
+
+
+async def test_the_first_death_in_a_call_is_logged_with_those_that_quarantine(
+    lives: Lives, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says three from the first one on, as the guide does."""
+    store = str(tmp_path / "runs.db")
+    async with opened_store(store) as opened:
+        assert await opened.create("poison", POISON, owner=None, at=1.0)
+    await died(lives, store, tmp_path, "w1")
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion([say("Fine.")]))
+    kernel.add_plugin(Antidote(tmp_path / "effects"), "shop")
+    async with open_runs(store) as runs:
+        (handle,) = await runs.recover(planner_of(), kernel)
+        assert (await handle.result()).status == "answered"
+    line = "run poison taken over: worker w1 is gone; death 1, quarantine at 3"
+    assert line in caplog.messages
+
+
 async def test_the_deaths_of_a_worker_that_keeps_its_name_are_counted(
     lives: Lives, tmp_path: Path
 ) -> None:
