@@ -150,9 +150,11 @@ class StoredRun:
         """
         record = self.record
         is_parked = record.status in ("failed", "quarantined")
+        waits_for_retry = record.status == "running" and record.wake_at is not None
+        is_idle = is_parked or waits_for_retry
         with _reading_journal(record.run_id):
             timeline = timeline_of(
-                self.facts, now=record.updated_at if is_parked else now
+                self.facts, now=record.updated_at if is_idle else now
             )
         if is_parked:  # nobody works on it
             stopped = tuple(map(_stopped, timeline.iterations))

@@ -80,8 +80,10 @@ class ModelRequest:
     """The request of one iteration.
 
     Attributes:
-        started: When the latest attempt was sent.
-        ended: When the reply arrived.
+        started: When the latest attempt was sent; after a failure, until the next one
+            is, when that came.
+        ended: When the reply arrived, or the failure after which no attempt was sent
+            yet; None while it is under way.
         charged, usage: Without those of failed attempts.
         model: The model's name in the reply, or "".
         withheld: The limit because of which no functions were offered.
@@ -521,7 +523,7 @@ class TimelineReader:
         if not self._replied and self.state.intent == "failed":
             self._add_gap("retry", self.state.at, fact.at)
         self._open(fact.iteration, fact.at)
-        self._change_request(started=fact.at)
+        self._change_request(started=fact.at, ended=None)
 
     def _request_failed(self, fact: facts.RequestFailed) -> None:
         if not self._is_own_request:
@@ -535,7 +537,9 @@ class TimelineReader:
             charged=facts.cost_of(fact, self.state.rules).iterations,
             lost=is_lost(fact),
         )
-        self._change_request(started=fact.at, failed=(*request.failed, failed))
+        self._change_request(
+            started=fact.at, ended=fact.at, failed=(*request.failed, failed)
+        )
 
     def _planned(self, fact: facts.Planned) -> None:
         self._plan = fact.plan

@@ -239,8 +239,11 @@ def _request_spans(iteration: TimelineIteration, until: float) -> list[_Span]:
         ("failed", one.started, one.started if one.lost else one.ended)
         for one in request.failed
     ]
-    ended = until if request.ended is None else request.ended
-    return [*failed, ("asked", request.started, ended)]
+    if request.ended is None:
+        return [*failed, ("asked", request.started, until)]
+    if iteration.reply is None:  # no attempt is under way
+        return failed
+    return [*failed, ("asked", request.started, request.ended)]
 
 
 def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:

@@ -90,6 +90,27 @@ async def test_a_refusal_uses_up_no_try_and_no_trip(
     assert len(server.requests) == 8
 
 
+@pytest.mark.parametrize("fault", [BUSY, ScriptedFault()])
+async def test_a_run_that_waits_for_its_next_try_is_not_shown_at_work(
+    fault: ScriptedFault, tmp_path: Path
+) -> None:
+    """Its timeline ends when it began to wait, and no request is under way, for its endpoint or after a fault."""
+    with ScriptedOpenAIServer([fault]) as server:
+        async with (
+            kernel_at(server.url, tmp_path) as kernel,
+            open_runs(tmp_path / "runs.db", poll_seconds=60) as runs,
+        ):
+            handle = await runs.start(planner_of(), kernel, GOAL, run_id="r")
+            with pytest.raises(PlannerExtError):
+                await handle.result()
+            stored = await runs.load("r")
+            assert stored.record.wake_at is not None
+            timeline = stored.timeline(now=stored.record.updated_at + 3600)
+    assert timeline.until == stored.record.updated_at
+    (iteration,) = timeline.iterations
+    assert iteration.request.ended is not None
+
+
 async def test_a_connection_that_breaks_after_sending_is_waited_for_and_charged(
     store: str, tmp_path: Path
 ) -> None:

@@ -242,6 +242,15 @@ def test_a_failed_request_is_an_attempt_of_its_iteration() -> None:
     assert [gap.kind for gap in iteration.gaps] == ["retry", "retry"]
 
 
+def test_after_a_failure_no_request_is_under_way_until_the_next_is_announced() -> None:
+    """A run that waits for its next attempt has no request that goes on; the attempt is one again."""
+    started, failed, asked = run_started(), request_failed(), model_asked()
+    (waiting,) = drawn(started, failed).iterations
+    assert (waiting.request.started, waiting.request.ended) == (1.0, 1.0)
+    (again,) = drawn(started, failed, asked).iterations
+    assert (again.request.started, again.request.ended) == (2.0, None)
+
+
 @pytest.mark.parametrize("request_of_the_clarifier", [model_asked(), request_failed()])
 def test_a_request_of_a_clarifier_does_not_count_as_an_iteration(
     request_of_the_clarifier: Fact,

@@ -14,8 +14,9 @@ import pytest
 from semantic_kernel import Kernel
 
 from planner_ext import FunctionCallingStepwisePlanner
-from planner_ext.core.facts import Fact, ModelReplied, RunStarted
+from planner_ext.core.facts import Fact, ModelReplied, RequestFailed, RunStarted
 from planner_ext.core.limits import Budget
+from planner_ext.core.values import Usage
 from planner_ext.testing import ScriptedChatCompletion, say
 from planner_ext.timeline import (
     Timeline,
@@ -247,6 +248,17 @@ def test_a_waiting_call_is_marked_and_its_track_ends_now() -> None:
         if tag == "rect" and one.get("class") == "asked"
     ]
     assert min(float(width.rstrip("%")) for width in asked) > 1
+
+
+def test_the_wait_for_the_next_attempt_is_not_drawn_as_a_request() -> None:
+    """A failed request has its bar, and nothing follows it however late the page is drawn."""
+    journal = Journal()
+    journal.start("Find the lamp.")
+    journal.add(2, RequestFailed, iteration=0, reason="busy", usage=Usage())
+    page = drawn(journal.facts, now=journal.at + 3600)
+    bars = {one.get("class") for tag, one in page.tags if tag == "rect"}
+    assert "failed" in bars
+    assert "asked" not in bars
 
 
 def test_bars_of_parallel_calls_overlap_in_time() -> None:
