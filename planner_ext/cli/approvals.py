@@ -479,8 +479,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         else "",
         "meanwhile": "\n".join(map(said_text, call.said)),
         "not taken": visible(call.problem),
-        "status": call.status
-        + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
+        "status": call.status,
         "decided": "" if call.decision is None else decision_text(call.decision),
         "refused": "\n".join(map(decision_text, call.refused)),
         "waits since": moment_text(call.asked_at),

@@ -192,7 +192,7 @@ class ApprovalPrompt:
     def _answer(self, question: str) -> str:
         discard_typed_ahead()
         text = Text(question, "bold")
-        self._console.print(text, end="", soft_wrap=True)
+        self._console.print(text, end="", soft_wrap=not self._console.is_terminal)
         return input().strip()
 
     def _say(self, text: str) -> None:

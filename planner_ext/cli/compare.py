@@ -200,10 +200,11 @@ def print_comparison(
 
 
 _LEGEND = (
-    "corr.: corrected, with planner_ext; stock: Semantic Kernel's loop; old: the removed planner; loop: written by "
-    "hand. trips: requests that the endpoint answered; +over: those beyond the budget. charged: trips by the "
-    "option's own count. tools: functions started; +past: those whose result no trip could read. tokens summed: of "
-    "all trips; told: reported to the caller. history valid: each call has exactly one result."
+    "1, 2, 3: the ADR's options as written; corr.: corrected, with planner_ext; stock: Semantic Kernel's loop; old: "
+    "the removed planner; loop: written by hand. trips: requests that the endpoint answered; +over: those beyond the "
+    "budget. charged: trips by the option's own count. tools: functions started; +past: those whose result no trip "
+    "could read. tokens summed: of all trips; told: reported to the caller. history valid: each call has exactly one "
+    "result."
 )
 
 

@@ -48,6 +48,7 @@ from planner_ext.cli.store import (
 )
 from planner_ext.cli.streams import on_signals
 from planner_ext.cli.text import Terminal, spent_line, worker_lines_shown
+from planner_ext.core.errors import counted
 from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
     RetryPolicy,
@@ -348,11 +349,11 @@ async def _print_run(
         )
         return
     for one in (*result.decisions, *refused):
-        state = "Not taken" if one.refused else "Decided"
+        state = "Decision not taken" if one.refused else "Decision"
         what = " ".join(
             filter(None, (exact(one.call), exact(one.fully_qualified_name)))
         )
-        console.say(f"{state}, of {what}: {decision_text(one)}")
+        console.say(f"{state} on {what}: {decision_text(one)}")
     if record.problem:
         console.say(f"Problem: {printable(record.problem)}", "red")
     if then := next_try(record):
@@ -380,9 +381,13 @@ async def _print_waiting(
         waiting = await client.approvals().pending(run_id, limit=len(result.pending))
     for call in () if is_seen else waiting:
         print_pending(console, call)
+    if rest := len(result.pending) - len(waiting):
+        console.say(
+            f"{counted(rest, 'call')} decided or expired meanwhile: a worker continues the run."
+        )
     if waiting:
         console.say(
-            "Decided from this or any other process; a call also with deny, edit or supply:"
+            "Decide with these commands, in any process; deny, edit or supply can take the place of approve:"
         )
     for item in waiting:
         words = (

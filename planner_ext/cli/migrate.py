@@ -30,7 +30,7 @@ async def check_store(store: cli.Store, as_json: cli.Json = False) -> int:
     if as_json:
         print(json_document(asdict(found)))
     else:
-        text = f"{store_name(store)} has schema {found.number}, for versions that know {found.reader}."
+        text = f"{store_name(store)} has schema {found.number}, for any version that knows schema {found.reader}."
         print(f"{text} {_changes(found)}")
         if found.retention is not None:
             print(_kept(found.retention))

@@ -79,12 +79,12 @@ def test_every_command_says_who_decided_what_and_what_was_refused(
     ]
     in_words = command("runs", "show", "order-7", *STORE).err
     assert "    ann: approve shop-refund(" in in_words
-    assert "Decided, of call_2 shop-refund: approve by ann" in in_words
+    assert "Decision on call_2 shop-refund: approve by ann" in in_words
     assert (
         'with {"order": "A-1007", "amount": 20} in place of {"order": "A-1007", "amount": 98'
         in in_words
     )
-    assert f"Not taken, of {CALL}: deny by bo" in in_words
+    assert f"Decision not taken on {CALL}: deny by bo" in in_words
 
 
 def test_what_waits_says_who_decided_as_json(command: Command) -> None:

@@ -75,6 +75,9 @@ def test_the_first_decision_counts(command: Command) -> None:
     assert (second.code, second.out) == (1, "")
     assert "decided already" in second.err
     assert command("approvals", "list", *STORE).err == "Nothing waits in runs.db.\n"
+    left = command("runs", "show", "order-7", *STORE)
+    assert "1 call decided or expired meanwhile: a worker continues" in left.err
+    assert "waits for your decision" not in left.err
     assert resumed(command)[0] == 0
     shown = command("runs", "show", "order-7", *STORE)
     assert re.search(r"shop-refund +not run +The call was refused", shown.err)

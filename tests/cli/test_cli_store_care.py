@@ -125,7 +125,7 @@ def test_the_schema_is_checked_and_migrated(command: Command) -> None:
     assert (refused.code, "--create" in refused.words) == (2, True)
     assert command(*submit, "--create").code == 0
     check = command("store", "check", *STORE)
-    known = "runs.db has schema 1, for versions that know 1."
+    known = "runs.db has schema 1, for any version that knows schema 1."
     assert (check.code, check.out) == (0, f"{known} There is nothing to migrate.\n")
 
     added = "CREATE TABLE planner_moods (mood TEXT)"
