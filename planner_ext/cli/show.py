@@ -205,14 +205,20 @@ class Progress:
             case "waiting" if call.function == ASK_USER:
                 self._line(f"? asks: {one_line(call.prompt)}")
             case "waiting":
-                prompt = f": {one_line(call.prompt)}" if call.prompt else ""
-                self._line(f"? {_call_text(call)} waits for a decision{prompt}")
+                self._line(f"? {self._waiting_text(call)}")
             case "requested" | "ready" | "in_doubt":
                 pass
             case "answered" | "denied" if call.function == ASK_USER:
                 pass  # the answer has a line
             case _:
                 self._print_result(call)
+
+    def _waiting_text(self, call: TimelineCall) -> str:
+        batch = self._reader.state.batch
+        if batch is not None and batch.calls[call.index].waits_inside:
+            return f"{one_line(call.function)} waits: a call or question inside needs a person"
+        prompt = f": {one_line(call.prompt)}" if call.prompt else ""
+        return f"{_call_text(call)} waits for a decision{prompt}"
 
     def _print_result(self, call: TimelineCall) -> None:
         """Print a call's end in one row."""

@@ -20,6 +20,7 @@ from planner_ext import (
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
+    PlannerPlugin,
     requires_approval,
 )
 from planner_ext.cli.show import Progress, print_answer
@@ -184,6 +185,26 @@ async def test_a_call_that_waits_is_shown_as_it_will_run() -> None:
     result = await show([call("shop-buy", {"article": "lamp"})], on=on)
     assert lines_of(on)[-1] == '    ? shop-buy(article="lamp") waits for a decision'
     assert spent_line(result).startswith("paused: 1 round trip, 0 function calls, ")
+
+
+async def test_a_run_inside_that_waits_is_not_shown_as_the_call_around_it() -> None:
+    """The call around it is not the one to decide: its line says that something inside is."""
+    on = console()
+    buys = call("shop-buy", {"article": "lamp"})
+    kernel = Kernel()
+    kernel.add_plugin(Shop(), "shop")
+    kernel.add_service(
+        ScriptedChatCompletion([call("desk-reach_goal", {"goal": "Buy."}), buys])
+    )
+    options = FunctionCallingStepwisePlannerOptions(plan=False)
+    planner = FunctionCallingStepwisePlanner(options=options)
+    inner = FunctionCallingStepwisePlanner(options=options)
+    kernel.add_plugin(PlannerPlugin(inner), "desk")
+    with Progress(on) as progress:
+        result = await progress.watch(planner.invoke_stream(kernel, "Go."))
+    assert [one.fully_qualified_name for one in result.pending] == ["shop-buy"]
+    said = "desk-reach_goal waits: a call or question inside needs a person"
+    assert lines_of(on)[-1] == f"    ? {said}"
 
 
 async def test_withheld_calls_and_withdrawn_functions_name_the_limit() -> None:
