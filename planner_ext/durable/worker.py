@@ -928,7 +928,12 @@ class WorkerPool:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
                 driven = self.runner.driven.stores
-                before = dict(driven)
+                # Of one that is being resumed, the store still tells the old end.
+                before = {
+                    run_id: store
+                    for run_id, store in driven.items()
+                    if store.writer.state.ended is None
+                }
                 changed, held = await self.runner.store.changed_elsewhere(
                     self.workers.worker_id
                 )

@@ -211,31 +211,41 @@ async def test_a_run_that_ends_here_is_not_taken_for_one_that_was_ended_elsewher
     assert tries == ["r"]
 
 
-async def test_a_run_is_not_ended_by_what_was_read_before_it_was_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("begins", ["before", "while"])
+async def test_a_run_that_is_resumed_is_not_ended_by_its_old_end(
+    begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker reads the end of its run while it resumes it: it goes on, and asks nothing twice."""
+    """Its worker reads the end before it resumes the run, or while it records that: nothing is asked twice."""
     reading, resumed, asked, told = (asyncio.Event() for _ in range(4))
 
     class Model(ScriptedChatCompletion):
         async def _inner_get_chat_message_contents(self, *given: Any) -> Any:
-            await reading.wait()
+            if begins == "before":
+                await reading.wait()
             if resumed.is_set():
                 asked.set()
                 await told.wait()
             return await super()._inner_get_chat_message_contents(*given)
 
-    read = JournalStore.changed_elsewhere
+    append, read = JournalStore.append, JournalStore.changed_elsewhere
 
-    async def late(self: JournalStore, owner: str) -> Any:
+    async def append_once_read(self: JournalStore, run_id: str, *steps: Any) -> None:
+        if resumed.is_set():
+            await reading.wait()
+        await append(self, run_id, *steps)
+
+    async def read_late(self: JournalStore, owner: str) -> Any:
+        is_driven = "order-7" in runs._pool.runner.driven.stores
         if reading.is_set():
             told.set()
-            return await read(self, owner)
-        reading.set()
-        await asked.wait()
-        return [("order-7", True, None, "")], False
+        elif begins == "before" or (resumed.is_set() and is_driven):
+            reading.set()
+            await asked.wait()
+            return [("order-7", True, None, "")], False
+        return await read(self, owner)
 
-    monkeypatch.setattr(JournalStore, "changed_elsewhere", late)
+    monkeypatch.setattr(JournalStore, "append", append_once_read)
+    monkeypatch.setattr(JournalStore, "changed_elsewhere", read_late)
     planner, kernel = world(
         tmp_path / "effects", budget=Budget(max_tool_calls=1, on_limit="stop")
     )
