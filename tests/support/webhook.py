@@ -36,7 +36,10 @@ class WebhookServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                text = self.rfile.read(int(self.headers["content-length"])).decode()
+                length = int(self.headers["content-length"])
+                text = self.rfile.read(length).decode()
+                if len(text.encode()) < length:
+                    return  # its sender has gone
                 with outer._arrived:
                     status = outer._statuses.pop(0) if outer._statuses else 204
                     headers = {
