@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -504,12 +505,10 @@ async def test_twenty_calls_are_decided_by_keyboard(
         await press("j", "Enter")
         seen: list[str] = []
         for place in range(20):
-            await page.wait_for_function(
-                "seen => location.pathname.includes('approvals') && !seen.includes(location.pathname)"
-                " && document.querySelector('html[data-keys]')",
-                arg=seen,
+            await page.wait_for_url(
+                lambda url: "approvals" in url and urlsplit(url).path not in seen
             )
-            seen.append(await page.evaluate("location.pathname"))
+            seen.append(urlsplit(page.url).path)
             if folder := os.environ.get("INBOX_FILM"):  # a picture of each decision
                 await page.screenshot(path=f"{folder}/{place:02}.png")
             if place == 7:
