@@ -405,24 +405,29 @@ async def _end(task: asyncio.Task[Any], seconds: float) -> None:
     await asyncio.wait({task}, timeout=seconds)
 
 
-async def outlast(work: Coroutine[Any, Any, _T]) -> _T:
-    """Await work; a cancellation of this wait is raised once it has ended, or after `IN_HAND` seconds.
+class Outlasting(asyncio.Future[_T]):
+    """What work returns or raises; whoever awaits it and is cancelled waits until it has ended.
 
-    Raises:
-        asyncio.CancelledError: This wait, or the work itself, was cancelled.
-        BaseException: What the work raised, unless this wait was cancelled.
+    `IN_HAND` seconds after that cancellation the work is cancelled, too.
     """
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
+
+    _cancels: asyncio.TimerHandle | None = None
+
+    def __init__(self, work: Coroutine[Any, Any, _T]) -> None:
+        super().__init__()
+        self._task = asyncio.create_task(self._end_with(work))
+
+    async def _end_with(self, work: Coroutine[Any, Any, _T]) -> None:
         try:
-            await asyncio.wait({task}, timeout=IN_HAND)
-        finally:
-            await _end(task, GRACE)
-        if task.cancelled():
-            task.result()  # its own cancellation may say more
-        raise
+            self.set_result(await work)
+        except BaseException as error:
+            self.set_exception(error)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Return False: the wait goes on."""
+        if self._cancels is None:
+            self._cancels = self.get_loop().call_later(IN_HAND, self._task.cancel, msg)
+        return False
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:

@@ -29,13 +29,13 @@ from planner_ext.core.values import Usage, updated
 from planner_ext.engine.concurrency import (
     GRACE,
     STEP,
+    Outlasting,
     OutOfTime,
     Raised,
     StopHandle,
     SystemClock,
     caught,
     in_time,
-    outlast,
 )
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
@@ -322,8 +322,8 @@ class Recorder:
             # Nothing is awaited, so nothing can come in between.
             return self._apply(fact, tab, applied)
         recording = self._record(fact, tab, applied, streamed=streamed)
-        if self.is_kept and isinstance(facts.unwrapped(fact), _IN_HAND):
-            return await outlast(recording)
+        if isinstance(facts.unwrapped(fact), _IN_HAND) and self.is_kept:
+            return await Outlasting(recording)
         return await recording
 
     async def _record(
