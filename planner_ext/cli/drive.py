@@ -51,6 +51,7 @@ from planner_ext.cli.text import Terminal, spent_line, worker_lines_shown
 from planner_ext.core.errors import counted
 from planner_ext.core.text import one_line, printable
 from planner_ext.durable import (
+    PendingApproval,
     RetryPolicy,
     RunFencedError,
     RunHandle,
@@ -66,7 +67,7 @@ from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
-from planner_ext.hitl_manager import ApprovalSettings, Decision
+from planner_ext.hitl_manager import ApprovalSettings, Decision, ToolCall
 from planner_ext.planner.run import result_of
 from planner_ext.readable.text import exact
 from planner_ext.timeline import page_of
@@ -115,6 +116,11 @@ class StoreRun(CliRun):
                 **more,
             )
         )
+
+    def waiting(self, result: Result) -> Sequence[ToolCall]:
+        """List the pending calls, as the store has them."""
+        open_calls = asyncio.run(_open_calls(self.run_id, result, self.store))
+        return open_calls or result.pending
 
     def interrupted(self) -> None:
         """Print the command that resumes the run."""
@@ -370,6 +376,11 @@ async def _stored(run_id: str, store: str) -> StoredRun:
         return await client.load(run_id)
 
 
+async def _open_calls(run_id: str, result: Result, store: str) -> list[PendingApproval]:
+    async with opened_client(store) as client:
+        return await client.approvals().pending(run_id, limit=len(result.pending))
+
+
 async def _print_waiting(
     run_id: str, result: Result, store: str, *, is_seen: bool = False
 ) -> None:
@@ -377,8 +388,7 @@ async def _print_waiting(
     console = Terminal(sys.stderr)
     if not result.pending:
         return
-    async with opened_client(store) as client:
-        waiting = await client.approvals().pending(run_id, limit=len(result.pending))
+    waiting = await _open_calls(run_id, result, store)
     for call in () if is_seen else waiting:
         print_pending(console, call)
     if rest := len(result.pending) - len(waiting):

@@ -112,7 +112,7 @@ class _Drawing:
             rows = with_note(some.head, len(some.middle), some.tail, "rows")
             shown = [head, *rows]
         else:
-            lines = folded(numbered(part.lines), most)
+            lines = folded(numbered(part), most)
             width = 0
             if part.kind != "change":
                 width = len(str(part.size))

@@ -250,6 +250,10 @@ class CliRun:
             "terminal, or with --store FILE, which keeps the run for planner-ext approvals."
         )
 
+    def waiting(self, result: Result) -> Sequence[ToolCall]:
+        """List the pending calls, under the ids by which they can be decided elsewhere, too."""
+        return result.pending
+
     def resume_words(self) -> list[str]:
         """Return options for the command that continues the run."""
         given = {
@@ -298,14 +302,13 @@ class CliRun:
             return self.resume(result, {})
         if self.prompt is None:
             return None
-        call = next(
-            (one for one in result.pending if _is_approved_already(one, result)), None
-        )
+        waiting = self.waiting(result)
+        call = next((one for one in waiting if _is_approved_already(one, result)), None)
         if call is not None:
             decision = self.prompt.remembered(call)
         else:
-            call = result.pending[0]
-            decision = self.prompt.decide(call, more=len(result.pending) - 1)
+            call = waiting[0]
+            decision = self.prompt.decide(call, more=len(waiting) - 1)
         if decision is None:
             return None
         try:

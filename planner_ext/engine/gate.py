@@ -59,7 +59,7 @@ wrong."""
 
 _UNMATCHED = {
     "approve": None,
-    "defer": Defer(source="unmatched", asked_by="no rule"),
+    "defer": Defer(source="unmatched", asked_by="default of the run"),
     "deny": Deny("Nobody approved it.", by="default"),
 }
 

@@ -279,7 +279,7 @@ class _Inbox:
         async def handle(request: Request) -> Response:
             visitor = await self.sessions.visitor_of(request)
             if visitor is None:
-                return self._sign_in_page(
+                return await self._sign_in_page(
                     request,
                     next=asked_path(request),
                     typed=await typed_in(request),
@@ -301,7 +301,7 @@ class _Inbox:
                     logger.error(
                         "The inbox cannot show %s: %s", request.url.path, error
                     )
-                response = self._problem_page(request, status, title, error)
+                response = await self._problem_page(request, status, title, error)
             self.sessions.keep_form_token(visitor, response, request)
             return response
 
@@ -313,20 +313,20 @@ class _Inbox:
         token = request.query_params.get("token", "")
         # A server writes the query into its log after the response.
         request.scope["query_string"] = b""
-        return self._sign_in_page(request, token=token)
+        return await self._sign_in_page(request, token=token)
 
     async def _sign_in_by_token(self, request: Request) -> Response:
         token = self.sessions.token
         if token is None:
-            return self._sign_in_page(request, status=404)
+            return await self._sign_in_page(request, status=404)
         try:
             form = await form_of(request, None)
         except RefusedFormError as error:
-            return self._sign_in_page(request, problem=str(error), status=400)
+            return await self._sign_in_page(request, problem=str(error), status=400)
         typed = {name: form.get(name, "") for name in ("name", "next", "typed")}
         if not await self.sessions.may_try(request):
             problem = "There were too many wrong tokens from your address. Wait a minute, and try again."
-            return self._sign_in_page(
+            return await self._sign_in_page(
                 request,
                 **typed,
                 token=form.get("token", ""),
@@ -336,13 +336,13 @@ class _Inbox:
         given = form.get("token", "").strip()
         if not self.sessions.fits(given, request):
             logger.warning("A sign-in with a wrong token was refused.")
-            return self._sign_in_page(
+            return await self._sign_in_page(
                 request, **typed, problem="This token is wrong.", status=403
             )
         name = token.user or person_name(typed["name"])
         if name is None:
             problem = "Give your name: decisions are recorded under it."
-            return self._sign_in_page(
+            return await self._sign_in_page(
                 request,
                 **typed,
                 token=form.get("token", ""),
@@ -357,7 +357,7 @@ class _Inbox:
         self.sessions.open(name, response, request)
         return response
 
-    def _sign_in_page(
+    async def _sign_in_page(
         self,
         request: Request,
         *,
@@ -379,7 +379,7 @@ class _Inbox:
                 if name != "form_token"
             ],
         }
-        return self._page(
+        return await self._page(
             request,
             "sign_in",
             status=status,
@@ -422,7 +422,7 @@ class _Inbox:
             shown=part.shown,
             total=part.total,
         )
-        return self._page(
+        return await self._page(
             request,
             "waiting",
             part=part,
@@ -449,7 +449,8 @@ class _Inbox:
             self._rows = {}
         root = request.scope.get("root_path", "")
         key = (root, request.url.query, person)
-        known = self._rows.get(key)
+        rows = self._rows  # those of this state: a later request may begin the next one
+        known = rows.get(key)
         if known is not None:
             return known
         filters, run_id = _call_filters(request, now)
@@ -470,7 +471,8 @@ class _Inbox:
             )
             groups = [[one] for one in found]
         equal = await approvals.equal_calls()
-        text = self._templates.get_template("rows.html.jinja").render(
+        text = await asyncio.to_thread(
+            self._templates.get_template("rows.html.jinja").render,
             root=f"{root}/",
             groups=groups,
             equal=equal,
@@ -488,7 +490,7 @@ class _Inbox:
             person=person,
             is_checked=approvals.asks_hook,
         )
-        self._rows[key] = part
+        rows[key] = part
         return part
 
     async def _decidable(
@@ -559,7 +561,7 @@ class _Inbox:
             by = _visitor_in(request).name
             return redirect(request, f"decisions?{urlencode({'by': by})}")
         noun, done, outcomes = cast("tuple[str, str, Sequence[views.Outcome]]", kept)
-        return self._page(
+        return await self._page(
             request,
             "outcomes",
             outcomes=outcomes,
@@ -585,7 +587,7 @@ class _Inbox:
             total = await approvals.count_decisions(run_id, **filters)
         except ValueError:
             problem = _NO_DATE
-        return self._page(
+        return await self._page(
             request,
             "decisions",
             calls=calls,
@@ -660,7 +662,7 @@ class _Inbox:
         expired = call.expires_at is not None and call.expires_at <= now
         is_open = call.status == "open"
         why_not = await approvals.why_not(call, by=by)
-        return self._page(
+        return await self._page(
             request,
             "approval",
             status=status,
@@ -749,7 +751,7 @@ class _Inbox:
 
     async def _show_grants(self, request: Request) -> Response:
         found = await (await self._approvals()).grants()
-        return self._page(request, "grants", grants=found)
+        return await self._page(request, "grants", grants=found)
 
     async def _revoke(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
@@ -792,7 +794,7 @@ class _Inbox:
             total = await runs.count(status=statuses or None, **filters)
         except ValueError:
             problem = _NO_DATE
-        return self._page(
+        return await self._page(
             request,
             "runs",
             runs=records,
@@ -887,7 +889,7 @@ class _Inbox:
             for name, action in ACTIONS.items()
             if record.status in (action.statuses or STATUSES)
         ]
-        return self._page(
+        return await self._page(
             request,
             "run",
             status=status,
@@ -910,21 +912,23 @@ class _Inbox:
     # Pages
 
     async def _show_no_page(self, request: Request) -> Response:
-        return self._problem_page(request, 404, "Not found", "There is no such page.")
+        return await self._problem_page(
+            request, 404, "Not found", "There is no such page."
+        )
 
     async def _send_static(self, request: Request) -> Response:
         found = _STATIC.get(request.path_params["name"])
         if found is None:
-            return self._problem_page(
+            return await self._problem_page(
                 request, 404, "Not found", "There is no such file."
             )
         path, kind = found
         return Response(path.read_bytes(), media_type=kind)
 
-    def _problem_page(
+    async def _problem_page(
         self, request: Request, status: int, title: str, problem: object
     ) -> Response:
-        return self._page(
+        return await self._page(
             request,
             "problem",
             status=status,
@@ -932,12 +936,13 @@ class _Inbox:
             problem=str(problem),
         )
 
-    def _page(
+    async def _page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
-        """Render a page; every template gets the application's path and the visitor."""
+        """Render a page, in a thread; every template gets the application's path and the visitor."""
         root = request.scope.get("root_path", "")
-        text = self._templates.get_template(f"{template}.html.jinja").render(
+        text = await asyncio.to_thread(
+            self._templates.get_template(f"{template}.html.jinja").render,
             root=f"{root}/",
             visitor=request.scope.get(_VISITOR),
             can_sign_out=self.sessions.token is not None,

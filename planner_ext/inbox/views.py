@@ -76,6 +76,7 @@ def environment() -> Environment:
         "run_href": run_href,
         "time": _time,
         "turns": conversation_of,
+        "words": _first_words,
     }
     templates.tests |= {  # pyright: ignore[reportUnknownMemberType]
         "editable": is_editable,
@@ -223,9 +224,15 @@ def told_apart(
     return [(call, own(call)) for call in calls]
 
 
+def _first_words(call: PendingApproval) -> str:
+    return next(_words_of(call), "")
+
+
 def _words_of(call: PendingApproval) -> Iterator[str]:
     arguments = call.arguments.items()
-    texts = (f"{exact(name)}: {exact_json(value)}" for name, value in arguments)
+    texts = [f"{exact(name)}: {exact_json(value)}" for name, value in arguments]
+    if call.kind == "question":
+        texts = [visible_line(str(call.arguments.get("question")))]
     for text in filter(None, (visible_line(call.summary), *texts)):
         is_long = len(text) > _LONGEST_WORDS
         yield f"{text[:_LONGEST_WORDS]}…" if is_long else text

@@ -1,15 +1,17 @@
 """A call's arguments as a list of readable parts: data, which HTML, the terminal and a notice draw.
 
 No part loses anything but white space around JSON, and what is folded can be unfolded.
-A guess, such as that a text is SQL, chooses its colours only.
+Of a value too long to be drawn, the beginning and the end are parts; it is said that the
+exact JSON has the rest. A guess, such as that a text is SQL, chooses its colours only.
 """
 
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import accumulate
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -25,6 +27,7 @@ PieceKind: TypeAlias = Literal[
     "mark",
     "quiet",
     "more",
+    "gap",
     "name",
     "keyword",
     "string",
@@ -35,8 +38,8 @@ PieceKind: TypeAlias = Literal[
     "kept",
 ]
 """``mark`` stands for what is not drawn, ``quiet`` for a tab or carriage return;
-``more`` begins what continues the line above; the last three are the sign of a
-change."""
+``more`` begins what continues the line above, and ``gap`` stands where lines are left
+out; the last three are the sign of a change."""
 
 
 class Piece(NamedTuple):
@@ -62,6 +65,10 @@ _MOST_COLUMNS = 8
 _LONGEST_CELL = 60
 _LONGEST_COLORED = 50_000
 """Characters of a code that gets colours."""
+_MOST_DRAWN = 1_000
+_LONGEST_DRAWN = 50_000
+"""Lines and characters that are drawn of each end of a text; of a call, parts with four
+times as many lines."""
 
 
 @frozen
@@ -73,6 +80,8 @@ class Part:
         about: The parameter's description.
         note: What it is, such as ``SQL`` or ``JSON in a text``.
         lines: Of a table, none.
+        left_out: The text between the lines that are drawn, which only the exact JSON
+            has; "" where all are.
         rows: The cells of a table, under its columns.
         is_default: Whether the call does not give it.
     """
@@ -82,6 +91,7 @@ class Part:
     about: str = ""
     note: str = ""
     lines: tuple[Line, ...] = ()
+    left_out: str = ""
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[Line, ...], ...] = ()
     is_default: bool = False
@@ -126,15 +136,34 @@ def parts_of(
     """
     schemas = _members((parameters or {}).get("properties"))
     parts = list[Part]()
+    room = 4 * _MOST_DRAWN
+    for part in _all_parts(arguments, schemas):
+        if room <= 0:
+            parts.append(_REST)
+            break
+        parts.append(part)
+        room -= part.size
+    return tuple(parts)
+
+
+def _all_parts(
+    arguments: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> Iterator[Part]:
     for name, value in arguments.items():
         schema = _members(schemas.get(name))
-        parts += _parts(exact(name), value, schema, depth=0)
+        yield from _parts(exact(name), value, schema, depth=0)
     for name, schema in schemas.items():
         described = _members(schema)
         if name not in arguments and described.get("default") is not None:
-            part = _value(exact(name), described["default"], described)
-            parts.append(part)
-    return tuple(parts)
+            yield _value(exact(name), described["default"], described)
+
+
+_REST = Part(
+    label="...",
+    kind="value",
+    note="the other values are left out: the exact JSON has them",
+    lines=((),),
+)
 
 
 def parts_written(arguments: str) -> tuple[Part, ...]:
@@ -164,7 +193,7 @@ def _plain_lines(arguments: Mapping[str, Any], name: str) -> list[Line]:
         return []
     value = arguments[name]
     if not isinstance(value, str):
-        return _json_lines(value)
+        return _json_lines(exact_json(value, indent=2))
     if _has_text(value):
         return _text_lines(value)
     return [_short(value)]
@@ -205,7 +234,9 @@ def _parts(
         line = tuple(_json_pieces(written))
         yield Part(label=label, kind="value", lines=(line,), **more)
     else:
-        yield Part(label=label, kind="json", lines=tuple(_json_lines(value)), **more)
+        written = exact_json(value, indent=2)
+        lines = _drawn(written, _json_lines)
+        yield Part(label=label, kind="json", **lines, **more)
 
 
 def _value(label: str, value: Any, schema: Mapping[str, Any]) -> Part:
@@ -255,16 +286,28 @@ def _text(
     value = _json_in(text)
     if value is not None:
         note = "JSON in a text"
-        lines = tuple(_json_lines(value))
-        return Part(label=label, kind="json", note=note, lines=lines, **more)
+        lines = _drawn(exact_json(value, indent=2), _json_lines)
+        return Part(label=label, kind="json", note=note, **lines, **more)
     language = _language_of(label, text, schema)
     is_short = not _has_text(text) and not text.startswith(("{", "["))
     if not language and is_short:
         return Part(label=label, kind="value", lines=(_short(text),), **more)
     kind: Kind = "sql" if language == "sql" else "code" if language else "text"
     note = {"sql": "SQL", "code": ""}.get(language, language.capitalize())
-    lines = tuple(_text_lines(text, language))
-    return Part(label=label, kind=kind, note=note, lines=lines, **more)
+    lines = _drawn(text, partial(_text_lines, language=language))
+    return Part(label=label, kind=kind, note=note, **lines, **more)
+
+
+def _drawn(text: str, lines_of: Callable[[str], list[Line]]) -> dict[str, Any]:
+    """Draw the lines of a text; of one that is too long, those of its two ends."""
+    head = "\n".join(text.split("\n", _MOST_DRAWN)[:_MOST_DRAWN])[:_LONGEST_DRAWN]
+    tail = "\n".join(text.rsplit("\n", _MOST_DRAWN)[-_MOST_DRAWN:])[-_LONGEST_DRAWN:]
+    if len(head) + len(tail) >= len(text):
+        return {"lines": tuple(lines_of(text))}
+    head = head.rstrip("\n")  # a last line end is drawn as the end of the text
+    left_out = text[len(head) : -len(tail)]
+    lines = (*lines_of(head), _GAP, *lines_of(tail))
+    return {"lines": lines, "left_out": left_out}
 
 
 def _short(text: str) -> Line:
@@ -308,6 +351,7 @@ def _text_lines(text: str, language: str = "") -> list[Line]:
 _TAB = Piece("→   ", "quiet")
 _END = Piece("⏎", "quiet")
 """The end of a text's last line, if it has one."""
+_GAP: Line = (Piece("", "gap"),)
 _QUIET = {
     ("\\t", True): _TAB,
     ("\\t", False): _TAB,
@@ -423,9 +467,8 @@ _JSON = re.compile(
 _MARKED = re.compile(r"(?P<mark>\\u[0-9a-f]{4}|\\<\d+ blanks>)|(?:\\[^u<]|[^\\])+|.")
 
 
-def _json_lines(value: Any) -> list[Line]:
-    written = exact_json(value, indent=2).split("\n")
-    return [line for whole in written for line in _cut(_json_pieces(whole))]
+def _json_lines(written: str) -> list[Line]:
+    return [line for one in written.split("\n") for line in _cut(_json_pieces(one))]
 
 
 def _json_pieces(line: str) -> Iterator[Piece]:
@@ -445,7 +488,8 @@ def _json_pieces(line: str) -> Iterator[Piece]:
 def _table(label: str, value: Any, more: Mapping[str, Any]) -> Part | None:
     """Show a list of alike objects with short members as a table; None for anything else."""
     rows = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(rows) < 2 or not all(isinstance(row, dict) for row in rows):
+    is_long = len(rows) > _MOST_DRAWN
+    if len(rows) < 2 or is_long or not all(isinstance(row, dict) for row in rows):
         return None
     columns = dict.fromkeys(name for row in rows for name in row)
     cells = [[_cell(row, name) for name in columns] for row in rows]
@@ -483,15 +527,22 @@ def plain(line: Iterable[Piece]) -> str:
 
 
 def marks_text(part: Part) -> str:
-    """Say how much of a part is marked; "" for nothing."""
-    return f"{counted(part.marks, 'character')} marked" if part.marks else ""
+    """Say how much of a part is marked, and how much left out; "" for nothing."""
+    marked = f"{counted(part.marks, 'character')} marked" if part.marks else ""
+    left_out = counted(len(part.left_out), "character")
+    rest = f"{left_out} left out: the exact JSON has them" if part.left_out else ""
+    return "; ".join(filter(None, (marked, rest)))
 
 
-def numbered(lines: Iterable[Line]) -> list[tuple[str, Line]]:
-    """Number lines from 1; what continues a line has no number."""
+def numbered(part: Part) -> list[tuple[str, Line]]:
+    """Number a part's lines from 1; what continues a line has no number."""
     found = list[tuple[str, Line]]()
     number = 0
-    for line in lines:
+    for line in part.lines:
+        if line == _GAP:
+            found.append(("...", line))
+            number += part.left_out.count("\n") - 1
+            continue
         continues = line[:1] == (Piece("", "more"),)
         number += not continues
         found.append(("" if continues else str(number), line))

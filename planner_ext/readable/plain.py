@@ -90,7 +90,7 @@ def _lines(part: Part) -> Iterator[str]:
         width = len(str(len(part.lines)))
         drawn = [
             f"    {number:>{width}}  {_drawn(line, part)}".rstrip()
-            for number, line in numbered(part.lines)
+            for number, line in numbered(part)
         ]
         yield from _folded(drawn, "lines")
 

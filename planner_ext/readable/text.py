@@ -106,6 +106,8 @@ def exact_json(value: object, *, indent: int | None = None) -> str:
 
 
 def _visible(line: str, blanks: int) -> str:
+    if line.isascii() and line.isprintable() and " " * (blanks + 1) not in line:
+        return line
     return "".join(
         stretch.mark or line[stretch.start : stretch.end]
         for stretch in stretches_of(line, blanks=blanks)

@@ -17,13 +17,17 @@ _SPEAKERS = {
 }
 
 
+_LONGEST_LINE = 300
+"""Characters of a line that a page cuts where it ends."""
+
+
 @frozen
 class TurnCall:
     """A call of a reply.
 
     Attributes:
         id: The iteration and the model's id of the call, such as ``0/call_1``.
-        line: The arguments on one line.
+        line: The arguments on one line, or its beginning.
     """
 
     id: str
@@ -69,7 +73,7 @@ def conversation_of(timeline: Timeline) -> Iterator[Turn]:
                 TurnCall(
                     id=f"{iteration.number}/{call.id}",
                     function=exact(call.function),
-                    line=arguments_line(call.requested),
+                    line=arguments_line(call.requested)[:_LONGEST_LINE],
                     arguments=parts_written(call.requested),
                 )
                 for call in iteration.calls

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from planner_ext.approval.decisions import DecisionRecord, json_object
 from planner_ext.core.errors import PlannerExtError, counted
+from planner_ext.core.state import ASK_USER
 from planner_ext.core.text import one_line
 from planner_ext.core.values import Usage
 from planner_ext.engine.timeline import (
@@ -598,7 +599,9 @@ def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
                 ("" if record.kind in ("approve", "supply") else "poor"),
                 f"{name} {_decided(record, call)}",
             )
-    if call.outcome in _LIVELY:
+    # A question that waits is an event, too.
+    asks = call.outcome == "waiting" and call.function == ASK_USER
+    if call.outcome in _LIVELY and not asks:
         word, level = _OUTCOMES[call.outcome]
         word = _IN_FULL.get(call.outcome, word)
         asked = call.prompt if call.outcome == "waiting" else ""

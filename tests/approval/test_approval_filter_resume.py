@@ -52,7 +52,7 @@ async def waiting(
 @each_under
 @both_ways
 async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> None:
-    """Nothing risky has run, no further request is made, and ``pending`` shows the call as it will run."""
+    """Nothing risky has run, no further request is made; ``pending`` has the call as it will run, with its schema."""
     here, by, history = await waiting(streamed=streamed, under=under)
     assert (here.ran, here.requests) == ([("look", "7")], 1)
     (pending,) = by.pending(history)
@@ -61,6 +61,9 @@ async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> N
         {"order": "7", "amount": 50},
         64,
     )
+    assert pending.parameters is not None
+    assert pending.parameters["description"] == "Pays money back."
+    assert pending.parameters["properties"]["note"]["default"] == ""
     check_sendable(history)
 
 

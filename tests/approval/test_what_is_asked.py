@@ -93,7 +93,7 @@ async def test_a_rule_that_asks_keeps_the_summary_of_the_function() -> None:
 
 
 async def test_an_interceptor_that_asks_is_named() -> None:
-    """Without a rule, the name is the function's; where everything is asked, no rule asks."""
+    """Without a rule, the name is the function's; where everything is asked, the run's default asks."""
 
     async def ask_wipes(_: ToolCall) -> Defer:
         return Defer(summary="Deletes everything")
@@ -104,7 +104,7 @@ async def test_an_interceptor_that_asks_is_named() -> None:
     (wipe,) = await waiting(
         call("till-wipe"), approval=ApprovalSettings(unmatched="defer")
     )
-    assert wipe.asked_by == "no rule"
+    assert wipe.asked_by == "default of the run"
 
 
 def test_a_summary_is_a_text() -> None:

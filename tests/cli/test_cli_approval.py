@@ -171,11 +171,12 @@ def test_always_is_asked_once(
 def test_a_person_who_leaves_the_terminal_leaves_the_run_in_its_store(
     command: Command, kept: Path, typed: list[str], server: ScriptedOpenAIServer
 ) -> None:
-    """Ctrl-D is quit; the store still holds the run, says how it is decided, and the next person decides."""
+    """Ctrl-D is quit; the store still holds the run, under the id that was shown, and the next person decides."""
     left = command(*RESUME, *at(server))
     assert left.code == 4
     assert "planner-ext approvals approve lamp-7/0/lamb --store runs.db" in left.err
     assert left.err.count("A call waits for your decision") == 1
+    assert "call        lamp-7/0/lamb, fingerprint" in left.err
     typed += ["d", "no"]
     outcome = command(*RESUME, *at(server))
     assert (outcome.code, outcome.out) == (0, "It is 42.\n")

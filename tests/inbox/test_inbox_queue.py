@@ -101,6 +101,7 @@ async def test_groups_of_equal_calls_are_decided_together(store: str) -> None:
     async with inbox(store, authorize=lambda _: True) as base, visitor_at(base) as ann:
         await ann.get("?groups=yes&run_id=a")
         assert re.findall(r"<strong>(\d+) \S</strong>", ann.page) == ["2"]
+        assert ">list each</a>" in ann.page and "equal calls wait" not in ann.page
         items = re.findall(r'name="item" value="([^"]*)"', ann.page)
         assert [len(text.split()) for text in items] == [4, 2]
         assert "Select all 3 that are shown" in ann.page
@@ -256,6 +257,7 @@ async def test_decisions_are_listed_with_what_they_changed(store: str) -> None:
             page = (await ann.get(f"decisions?{query}")).text
             assert len(found(page)) == number, query
         await ann.get("decisions?kind=approve&by=ann")
+        assert "<bdi>order: &#34;A-1&#34;</bdi>" in ann.page
         for text in ('data-sign="removed"', 'data-sign="added"', "ann"):
             assert text in ann.page
         assert "Expected a date" in (await ann.get("decisions?decided_after=x")).text

@@ -14,6 +14,7 @@ from planner_ext.readable.parts import (
     Part,
     changes_of,
     folded,
+    numbered,
     parts_of,
     parts_written,
     plain,
@@ -205,6 +206,36 @@ def test_a_number_and_its_text_are_a_change() -> None:
     """7 and "7" are not the same."""
     (change,) = changes_of({"amount": 7}, {"amount": "7"})
     assert [plain(line) for line in change.lines] == ["- 7", '+ "7"']
+
+
+@each_of(
+    "value",
+    [
+        "first\n" + "\n" * 1_000_000 + "last",
+        "first" + "x" * 5_000_000 + "last",
+        ["first", *[0] * 200_000, "last"],
+        [{"row": "first"}, *[{"row": 0}] * 100_000, {"row": "last"}],
+    ],
+)
+def test_of_a_value_too_long_to_be_drawn_both_ends_are(value: Any) -> None:
+    """Its page is small, the lines keep their numbers, and it is said how much only the exact JSON has."""
+    part = only(value, "text")
+    drawn = html_of([part])
+    assert len(drawn) < 300_000
+    assert "first" in drawn and "last" in drawn
+    assert "left out: the exact JSON has them" in drawn
+    assert "left out: the exact JSON has them" in text_of([part])
+    whole = value if isinstance(value, str) else json.dumps(value, indent=2)
+    numbers = [number for number, _ in numbered(part) if number.isdigit()]
+    assert numbers[-1] == str(whole.count("\n") + 1)
+
+
+def test_many_long_values_are_drawn_as_far_as_one() -> None:
+    """Beyond some thousand lines it is said that there are others."""
+    parts = parts_of({f"part{number}": "x\n" * 1_000 for number in range(500)})
+    assert sum(part.size for part in parts) < 10_000
+    assert parts[0].left_out == ""
+    assert "the exact JSON has them" in text_of(parts[-1:])
 
 
 def test_arguments_that_are_no_object_are_one_part() -> None:

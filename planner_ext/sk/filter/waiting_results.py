@@ -33,6 +33,7 @@ from planner_ext.approval.decisions import (
     Supply,
     ToolCall,
     digest_of,
+    json_object,
     problem_of,
     takes_no_more,
 )
@@ -236,6 +237,7 @@ def _marked(
         "expires_at": expires_at,
         "arguments": arguments_text(arguments),
         "signature": tool_of(function).signature,
+        "parameters": tool_of(function).schema,
         "source": question.source,
         "nonce": uuid.uuid4().hex,
         **({"roles": list(question.roles)} if question.roles else {}),
@@ -272,6 +274,7 @@ def _waiting_result(
             "prompt": str(prompt),
             "arguments": str(text),
             "signature": str(signature),
+            "parameters": str(parameters),
             "summary": str(summary),
             "asked_by": str(asked_by),
             "expires_at": str(expires_at),
@@ -300,6 +303,7 @@ def _waiting_result(
                 asked_by=asked_by,
                 roles=tuple(cast("list[str]", mark.get("roles", ()))),
                 expires_at=datetime.fromisoformat(expires_at) if expires_at else None,
+                parameters=json_object(parameters),
             )
             question = Defer(
                 prompt, roles=pending.roles, source=str(mark.get("source", ""))
