@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+from support.examples import tried
+
 if TYPE_CHECKING:
     from playwright.async_api import Browser
 
@@ -19,9 +21,7 @@ if TYPE_CHECKING:
     from support.processes import Lives
     from support.temporal import TemporalServer
 
-# A hang is found by pytest's timeout; an example that takes long may only share a busy machine.
-EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
-settings.register_profile("suite", deadline=None, max_examples=EXAMPLES or 50)
+settings.register_profile("suite", tried(50))
 settings.load_profile("suite")
 
 FAST = {"core", "engine", "approval"}

@@ -20,7 +20,6 @@ from ag_ui.core import (
     Tool,
 )
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.exceptions import ServiceResponseException
@@ -53,6 +52,7 @@ from planner_ext.testing import (
 )
 from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
+from support.examples import tried
 from support.stock import scripted_by
 from support.values import each_of
 
@@ -824,7 +824,7 @@ BUDGETS = (
 )
 
 
-@settings(deadline=None, max_examples=30)
+@tried(30)
 @drawn(
     BATCHES,
     PAYLOADS,

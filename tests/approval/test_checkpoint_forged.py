@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext import Approve, Deny
@@ -26,6 +26,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.examples import tried
 from support.values import each_of
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
@@ -391,7 +392,7 @@ def signed_text() -> str:
     return Checkpoint.from_json(asyncio.run(paused())).to_json(key=KEY)
 
 
-@settings(max_examples=60, deadline=None)
+@tried(60)
 @given(data=st.data())
 def test_one_changed_character_breaks_the_signature(
     signed_text: str, data: st.DataObject

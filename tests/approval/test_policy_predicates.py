@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_policy import a_call, policy, verdict
 
 from planner_ext import ApprovalPolicy
 from planner_ext.hitl_manager import Decision
+from support.examples import tried
 from support.values import each_of
 
 HOLDS: list[tuple[dict[str, Any], Any, bool]] = [
@@ -215,7 +216,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@tried(50)
 @given(read=POLICIES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_a_policy_never_raises(read: ApprovalPolicy, arguments: dict[str, Any]) -> None:
     """With any rules and any JSON as arguments there is a decision, and the same one again."""
@@ -229,7 +230,7 @@ def _with(arguments: dict[str, Any]) -> Any:
     return replace(a_call(), arguments=arguments)
 
 
-@settings(max_examples=60, deadline=None)
+@tried(60)
 @given(rule=RULES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_denying_is_never_looser_than_allowing(
     rule: dict[str, Any], arguments: dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.budgets import BudgetStore, SharedBudget
@@ -21,6 +21,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.values import Usage
 from support.budgets import noon, shared
+from support.examples import tried
 
 LIMITS = {"small": 4, "large": 9}
 CALLS = 6
@@ -60,7 +61,7 @@ def replied(tokens: int) -> ModelReplied:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), STEPS), max_size=40))
-@settings(max_examples=150, deadline=None)
+@tried(150)
 async def test_the_store_counts_what_was_granted_and_never_more_than_its_limits(
     steps: list[tuple[int, str]],
 ) -> None:

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.core.accounts import Account, Tab
@@ -29,6 +29,7 @@ from support.core import (
     run_started,
     says,
 )
+from support.examples import tried
 
 SILENT = Silent()
 
@@ -143,7 +144,7 @@ limits = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@tried(30)
 @given(data=st.data(), limits=limits, width=st.integers(1, 3), depth=st.integers(0, 2))
 def test_runs_beside_each_other_never_take_more_than_is_left(
     data: st.DataObject, limits: Budget, width: int, depth: int

@@ -30,7 +30,8 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import OF_A_START, Budget, Left, remaining_limits
 from planner_ext.core.machine import AskModel, next_action
 from planner_ext.core.state import State
-from support.property_world import Plan, World, honest, plans, through_json, tried
+from support.examples import tried
+from support.property_world import Plan, World, honest, plans, through_json
 
 UNLIMITED = Budget()
 

@@ -32,6 +32,7 @@ from planner_ext.core.state import Phase, State
 from planner_ext.engine.concurrency import StopHandle
 from planner_ext.engine.journal import stopping_facts
 from support.core import violations
+from support.examples import tried
 from support.property_world import (
     Plan,
     World,
@@ -43,7 +44,6 @@ from support.property_world import (
     starts,
     through_json,
     timeless,
-    tried,
 )
 
 T = TypeVar("T")

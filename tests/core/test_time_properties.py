@@ -27,7 +27,8 @@ from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, Transcri
 from planner_ext.engine import concurrency as in_time
 from planner_ext.engine import journal as recorder
 from planner_ext.engine.ports import Emit, Finished, Reviewed
-from support.property_world import START, Plan, World, charged, plans, tried
+from support.examples import tried
+from support.property_world import START, Plan, World, charged, plans
 
 STEP = 0.5
 """Seconds of the world's clock in which work cannot be interrupted."""

@@ -37,7 +37,7 @@ from planner_ext.testing import (
 from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
 from support.durable import on_sqlite, open_runs, planner_of, store_neutral, turn
-from support.property_world import tried
+from support.examples import tried
 
 APPROVE = {"approved": True}
 STAFF = {"eve": (), "mia": ("manager",)}

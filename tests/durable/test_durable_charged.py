@@ -23,6 +23,7 @@ from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
 from planner_ext.engine.document import load_facts
 from planner_ext.engine.ports import Clarification, Emit, Finished
+from support.examples import tried
 from support.property_world import (
     Plan,
     Turn,
@@ -31,7 +32,6 @@ from support.property_world import (
     honest,
     plans,
     timeless,
-    tried,
 )
 from support.values import each_of
 

@@ -21,8 +21,8 @@ from planner_ext.core.facts import CallDecided, unwrapped
 from planner_ext.durable import Approvals
 from planner_ext.testing.crash import CRASH_POINTS, kill
 from support.durable import effects_in, open_runs
+from support.examples import tried
 from support.processes import Lives
-from support.property_world import tried
 from support.trees import Node, World, allow, ended_runs, node_of, trees
 
 pytestmark = pytest.mark.filterwarnings(

@@ -11,7 +11,8 @@ from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
 from planner_ext.engine.fork import InvalidForkError, forked_facts
 from support.core import violations
-from support.property_world import Plan, Turn, World, plans, starts, through_json, tried
+from support.examples import tried
+from support.property_world import Plan, Turn, World, plans, starts, through_json
 
 
 def two_calls(decision: Decision) -> World:

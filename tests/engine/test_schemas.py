@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema.validators import Draft202012Validator
 
@@ -15,6 +15,7 @@ from planner_ext.engine.schemas import (
     read_json,
     schema_problem,
 )
+from support.examples import tried
 from support.values import each_of
 
 PARAMETERS: dict[str, Any] = {
@@ -345,7 +346,7 @@ SCHEMAS = st.recursive(
 ).filter(lambda schema: isinstance(schema, dict))
 
 
-@settings(max_examples=200, deadline=None)
+@tried(200)
 @given(schema=SCHEMAS, value=VALUES)
 def test_the_check_thinks_as_jsonschema_does(
     schema: dict[str, Any], value: Any

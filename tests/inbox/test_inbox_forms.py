@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.inbox.forms import Field, drawn_form, read_form
@@ -208,7 +208,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arguments=st.dictionaries(st.sampled_from([*TYPES, "odd", "\u202e"]), JSON))
 def test_an_untouched_form_changes_nothing(arguments: dict[str, Any]) -> None:
     """For all arguments, a form that is sent back as a browser does gives exactly these."""

@@ -41,6 +41,7 @@ from planner_ext.testing import (
     say,
 )
 from planner_ext.testing.rules import find_violation
+from support.examples import tried
 from support.planner import (
     ADD,
     check_sendable,
@@ -50,7 +51,6 @@ from support.planner import (
     planner_with,
     resume,
 )
-from support.property_world import tried
 from support.stock import EVERY_HEALTH_CHECK
 
 ASK = call("UserInteraction-AskUser", {"question": "Where?"})

@@ -47,8 +47,8 @@ from planner_ext.testing import (
     say,
 )
 from planner_ext.testing.rules import find_violation
+from support.examples import tried
 from support.planner import check_sendable, invoke, kernel_of, planner_with, resume
-from support.property_world import tried
 from support.stock import EVERY_HEALTH_CHECK
 
 _ENDLESS = 40

@@ -32,6 +32,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.examples import tried
 from support.inside import INNER, Hidden, ScriptedText, auto, greedy, world
 from support.planner import both_ways, invoke, kernel_of, planner_with
 from support.stock import EVERY_HEALTH_CHECK
@@ -102,12 +103,7 @@ def played(turns: list[list[str]]) -> Any:
     return reply
 
 
-@settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=EVERY_HEALTH_CHECK,
-)
+@settings(tried(60), suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     turns=st.lists(
         st.lists(st.sampled_from(CALLS), max_size=4), min_size=1, max_size=5

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import tiktoken
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from semantic_kernel.contents import FunctionResultContent
 from semantic_kernel.functions import kernel_function
@@ -160,7 +160,6 @@ def pieces_of(text: str, most: int, count: Callable[[str], int]) -> list[str]:
     return pieces
 
 
-@settings(deadline=None)
 @given(text=TEXTS, most=st.integers(4, 120), how=st.sampled_from([*COUNTS]))
 def test_the_pieces_are_the_whole_text_and_each_is_within_the_cap(
     text: str, most: int, how: str
@@ -185,7 +184,6 @@ def words_are_tokens() -> Callable[[str], int]:
     return lambda text: len(encoding.encode_ordinary(text))
 
 
-@settings(deadline=None)
 @given(
     text=st.lists(st.sampled_from(["the", "word", "\u0301", " ", "漢", "w"])).map(
         "".join

@@ -19,7 +19,7 @@ from planner_ext.core.facts import CallDecided, unwrapped
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
 from planner_ext.sk.chat.history import check_history
-from support.property_world import tried
+from support.examples import tried
 from support.trees import (
     PRICE,
     Died,

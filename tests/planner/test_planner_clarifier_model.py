@@ -23,6 +23,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.examples import tried
 from support.planner import (
     ADD,
     Clock,
@@ -227,12 +228,7 @@ REPLIES = {
 }
 
 
-@settings(
-    max_examples=80,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=EVERY_HEALTH_CHECK,
-)
+@settings(tried(80), suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     names=st.lists(st.sampled_from(sorted(REPLIES)), max_size=6),
     answers=st.lists(st.sampled_from(["1 and 2.", "PASS"]), min_size=1, max_size=3),

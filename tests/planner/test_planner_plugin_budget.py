@@ -23,6 +23,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.examples import tried
 from support.planner import ADD, Clock, Math, invoke, kernel_of, planner_with
 from support.stock import EVERY_HEALTH_CHECK
 
@@ -101,12 +102,7 @@ def world(chat: Mind, expert: Mind, helper: Mind, **options: Any) -> World:
     return World(kernel, services, math)
 
 
-@settings(
-    max_examples=40,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=EVERY_HEALTH_CHECK,
-)
+@settings(tried(40), suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     chat=minds,
     expert=minds,
@@ -154,12 +150,7 @@ def _calls_to_helpers(seen: World, expert: Mind) -> int:
     return sum(expert.turns[request.index % len(expert.turns)][0] for request in asked)
 
 
-@settings(
-    max_examples=20,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=EVERY_HEALTH_CHECK,
-)
+@settings(tried(20), suppress_health_check=EVERY_HEALTH_CHECK)
 @given(chat=minds, expert=minds, helper=minds, tokens=st.integers(50, 3000))
 def test_the_usage_is_the_sum_of_all_requests(
     chat: Mind, expert: Mind, helper: Mind, tokens: int

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from semantic_kernel.connectors.ai.prompt_execution_settings import (
@@ -27,6 +27,7 @@ from planner_ext.testing import (
     say,
 )
 from planner_ext.testing.service import ScriptedPromptExecutionSettings
+from support.examples import tried
 from support.narrow import present
 from support.planner import (
     ADD,
@@ -280,7 +281,7 @@ async def test_an_answer_that_came_with_a_stop_is_still_read(streamed: bool) -> 
     assert len(service.requests) == 1
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@tried(40)
 @given(
     trips=st.integers(1, 6),
     turns=st.lists(

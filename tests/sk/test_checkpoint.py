@@ -31,6 +31,7 @@ from planner_ext.hitl_manager import Checkpoint
 from planner_ext.sk.chat.history import render
 from planner_ext.sk.errors import InvalidCheckpointError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+from support.examples import tried
 from support.odd import ODD, every_place, with_odd
 from support.served import Answer, Tools, asked
 from support.stock import add_filter
@@ -228,7 +229,7 @@ def test_a_checkpoint_without_a_run_is_refused() -> None:
         Checkpoint.from_json('{"schema":1,"kind":"checkpoint","facts":[]}')
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_a_truncated_checkpoint_is_refused(
     text: str, data: st.DataObject
@@ -262,11 +263,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     ]
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    deadline=None,
-    max_examples=300,
-)
+@settings(tried(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_an_altered_checkpoint_is_a_run_or_refused(
     text: str, data: st.DataObject

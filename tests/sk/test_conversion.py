@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NewType, Optional
 
 import pydantic
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, KernelFunction
@@ -31,6 +31,7 @@ from support.arguments import (
     parse,
     taking,
 )
+from support.examples import tried
 from support.narrow import present
 from support.values import each_of
 
@@ -487,7 +488,7 @@ def seen_as(got: Any) -> Any:
             return got
 
 
-@settings(max_examples=300, deadline=None)
+@tried(300)
 @given(kind=TYPES, value=VALUES)
 @example(kind=list[Decimal], value=[1e81])
 async def test_what_is_seen_is_what_is_received(kind: Any, value: Any) -> None:

@@ -5,15 +5,12 @@ engine meets the same world.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Attempt
 from hypothesis import strategies as st
 
 from planner_ext.approval.decisions import (
@@ -61,21 +58,6 @@ from planner_ext.engine.ports import (
     RunStore,
 )
 from support.core import violations
-
-_EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
-"""How many runs to try of each property; 0 tries the same few each time."""
-
-
-def tried(count: int) -> settings:
-    """Try so many runs, the same each time, unless the environment asks for more."""
-    return settings(
-        max_examples=_EXAMPLES or count,
-        derandomize=not _EXAMPLES,
-        deadline=None,
-        phases=list(Attempt) if _EXAMPLES else [Attempt.explicit, Attempt.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-
 
 START = 1_000_000.0
 PAUSES = 60

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import (
@@ -41,6 +41,7 @@ from planner_ext.testing import (
 from planner_ext.testing.cassette import Cassette, same
 from planner_ext.testing.encodings import Finder
 from planner_ext.testing.scrub import SCRUBBED, Scrubber
+from support.examples import tried
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -446,7 +447,7 @@ PLAIN = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@tried(150)
 @given(
     secret=SECRETS,
     levels=st.lists(
@@ -477,7 +478,7 @@ def test_a_secret_does_not_survive_any_composition_of_encodings(
     assert Finder([secret]).replaced(clean, SCRUBBED) == clean
 
 
-@settings(max_examples=200, deadline=None)
+@tried(200)
 @given(
     secret=SECRETS,
     levels=st.lists(st.tuples(st.sampled_from(sorted(ENCODINGS)), PLAIN), max_size=3),

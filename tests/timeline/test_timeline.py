@@ -57,7 +57,8 @@ from support.core import (
     stop,
     withheld,
 )
-from support.property_world import Plan, World, plans, tried
+from support.examples import tried
+from support.property_world import Plan, World, plans
 from support.values import each_of
 
 
