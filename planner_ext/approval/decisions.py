@@ -451,9 +451,12 @@ Authorize: TypeAlias = Callable[
 """Allows an action by returning True. Anything else refuses it: a text that it returns,
 or that of an exception, is the reason."""
 
+AuthorizeHooks: TypeAlias = Authorize | tuple[Authorize, ...] | None
+"""A hook, several that all have to allow, or None."""
+
 
 def hooks_of(
-    authorize: "Authorize | Sequence[Authorize] | None",
+    authorize: AuthorizeHooks,
 ) -> tuple[Authorize, ...]:
     """Return the hooks that all have to allow an action, each once."""
     if authorize is None:
@@ -518,7 +521,7 @@ class ApprovalSettings:
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
     expires_in: float | None = None
     interceptor_timeout: float | None = 30.0
-    authorize: Authorize | tuple[Authorize, ...] | None = None
+    authorize: AuthorizeHooks = None
 
     def __post_init__(self) -> None:
         check_authorize(self.authorize)
@@ -539,9 +542,7 @@ class ApprovalSettings:
             expires_in=self.expires_in or inner.expires_in,
         )
 
-    def asking(
-        self, authorize: Authorize | Sequence[Authorize] | None
-    ) -> "ApprovalSettings":
+    def asking(self, authorize: AuthorizeHooks) -> "ApprovalSettings":
         """@private Add a hook that has to allow a decision, too."""
         more = [
             one for one in hooks_of(authorize) if one not in hooks_of(self.authorize)

@@ -8,12 +8,17 @@ responsibility.
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from planner_ext.approval.decisions import Authorize, Decision, ToolCall, hooks_of
+from planner_ext.approval.decisions import (
+    AuthorizeHooks,
+    Decision,
+    ToolCall,
+    hooks_of,
+)
 
 
 class Policy(ABC):
@@ -69,7 +74,7 @@ def guard_name(guard: object) -> str:
     return f"{_module(getattr(named, '__module__', None))}.{name}{data}"
 
 
-def hook_names(authorize: Authorize | Sequence[Authorize] | None) -> tuple[str, ...]:
+def hook_names(authorize: AuthorizeHooks) -> tuple[str, ...]:
     """Name the hooks that say who may decide, sorted."""
     return tuple(sorted({guard_name(hook) for hook in hooks_of(authorize)}))
 

@@ -366,12 +366,9 @@ class _Charges:
                     raise RunFencedError(
                         "Another worker has continued this run, and takes of its shared budgets."
                     )
-                line.period = str(period)
-                line.kept = int(kept or 0)
-                line.stored = {
-                    part: float(value or 0)
-                    for part, value in zip(LIMITS, totals, strict=True)
-                }
+                line.period = period
+                line.kept = kept
+                line.stored = dict(zip(LIMITS, totals, strict=True))
 
     async def _use_digests(self, secret: Sequence[Row]) -> bool:
         """Replace keys that were forgotten in the present period; return whether there are some."""

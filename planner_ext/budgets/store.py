@@ -314,5 +314,5 @@ def read_usage(row: Row) -> BudgetUsage:
     """Read a row of `SELECT_USAGE`."""
     *used, limits, reached = row
     names = [one.name for one in fields(BudgetUsage)]
-    values = (*used, json.loads(str(limits)), reached)
+    values = (*used, json.loads(limits), reached)
     return read_values(BudgetUsage, dict(zip(names, values, strict=True)))

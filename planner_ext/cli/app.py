@@ -6,7 +6,7 @@ import typer
 
 import planner_ext
 from planner_ext.cli import options as cli
-from planner_ext.cli.command import DONE, RUN, Exit, add_group, app, command
+from planner_ext.cli.command import RUN, Exit, add_group, app, command
 from planner_ext.cli.text import Terminal
 
 
@@ -168,7 +168,7 @@ def serve(args: cli.ServeArgs) -> Exit:
     return serve_inbox(args)
 
 
-@command(app, exit_codes=DONE)
+@command(app)
 def workers(store: cli.Store, as_json: cli.Json = False) -> Exit:
     """List the workers of a store: which of them live, where, and which runs each drives.
 
@@ -183,7 +183,7 @@ def workers(store: cli.Store, as_json: cli.Json = False) -> Exit:
     return list_workers(store, as_json=as_json)
 
 
-@command(app, exit_codes=DONE)
+@command(app)
 def budgets(args: cli.BudgetArgs) -> Exit:
     """List what was used of the budgets that runs share, the newest periods first, or reset one of them.
 

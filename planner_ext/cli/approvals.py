@@ -14,7 +14,7 @@ from rich.text import Text
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
-from planner_ext.cli.edit import edited_value, has_editor
+from planner_ext.cli.edit import edited_value, editor
 from planner_ext.cli.parts import drawn_parts, function_text, with_note
 from planner_ext.cli.store import (
     acting,
@@ -327,7 +327,7 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
             raise ApprovalRefusedError(problem) from None
     changed = dict(arguments)
     for change in changes:
-        if change in arguments and has_editor():
+        if change in arguments and editor():
             changed[change] = _in_editor(arguments[change])
             continue
         name, sign, written = change.partition("=")

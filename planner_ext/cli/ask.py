@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from planner_ext.cli.edit import edited_object, edited_value, has_editor
+from planner_ext.cli.edit import edited_object, edited_value, editor
 from planner_ext.cli.parts import drawn_parts
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal
@@ -122,7 +122,7 @@ class ApprovalPrompt:
             print_pending(self._console, call)
 
     def _edited(self, call: ToolCall) -> Decision | None:
-        edited = self._in_editor(call) if has_editor() else self._typed(call)
+        edited = self._in_editor(call) if editor() else self._typed(call)
         if edited is None:
             return None
         return Approve(arguments=edited, by=self._by, fingerprint=call.fingerprint)

@@ -80,7 +80,7 @@ F = TypeVar("F", bound=Callable[..., Exit])
 
 
 def command(
-    group: typer.Typer, *, exit_codes: str = "", name: str | None = None
+    group: typer.Typer, *, exit_codes: str = DONE, name: str | None = None
 ) -> Callable[[F], F]:
     """Register a function as a command, with its docstring as help.
 
@@ -91,7 +91,7 @@ def command(
 
     Args:
         group: The group of the command.
-        exit_codes: Those that several commands share.
+        exit_codes: Those that several commands share, where the docstring has none.
         name: Default: the function's.
     """
 

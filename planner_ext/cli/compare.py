@@ -306,8 +306,8 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
         "broken": (broken, _BAD),
         "failed": (broken, _BAD),
         "silent": (silent, _POOR),
+        "unfinished": (unfinished, _POOR),
     }
-    signs |= {"unfinished": (unfinished, _POOR)}
 
     def faults(run: Run) -> Text:
         if not run.offered:

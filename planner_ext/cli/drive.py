@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from planner_ext.cli.run import (
     Result,
     document,
     goal_options,
-    new_limits,
     print_result,
 )
 from planner_ext.cli.show import Progress, print_pending
@@ -207,9 +206,12 @@ def resume_run(
 ) -> int:
     """Resume a run of a store."""
     facts = asyncio.run(_stored(run_id, args.store)).facts
-    state = fold_journal(run_id, facts)
+    limits = fold_journal(run_id, facts).rules.limits
+    budget = None
+    if max_iterations is not None:
+        budget = replace(limits, max_iterations=max_iterations)
     run = StoreRun(args.store, options, by=args.by, facts=facts, hooks=args.hooks)
-    return _resumed(run, run_id, new_limits(state, max_iterations))
+    return _resumed(run, run_id, budget)
 
 
 def fork_run(run_id: str, args: ForkArgs, options: RunOptions) -> int:
@@ -418,10 +420,12 @@ def work(args: WorkerArgs) -> int:
 
 async def _probed(args: WorkerArgs, made: Callable[[], Awaitable[Application]]) -> int:
     console = Terminal(sys.stderr)
-    if args.health is None:
-        return await _worked(args, made, console)
-    with answering_probes(args.health, asyncio.get_running_loop()) as address:
-        console.say(f"Probes are answered at {address}", "dim")
+    probes = nullcontext()
+    if args.health is not None:
+        probes = answering_probes(args.health, asyncio.get_running_loop())
+    with probes as address:
+        if address is not None:
+            console.say(f"Probes are answered at {address}", "dim")
         return await _worked(args, made, console)
 
 

@@ -13,9 +13,9 @@ from planner_ext.engine.schemas import read_json
 from planner_ext.readable.text import is_shown_whole
 
 
-def has_editor() -> bool:
-    """Whether ``VISUAL`` or ``EDITOR`` names an editor."""
-    return any(os.environ.get(name) for name in ("VISUAL", "EDITOR"))
+def editor() -> str:
+    """Return the editor's command, from ``VISUAL`` or ``EDITOR``; "" without one."""
+    return os.environ.get("VISUAL") or os.environ.get("EDITOR", "")
 
 
 def edited_value(value: Any) -> Any:
@@ -53,11 +53,10 @@ def _edited(text: str) -> str:
 
 def _saved(text: str, extension: str) -> str:
     """Let the editor change a file, which is removed afterwards."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR", "")
     with TemporaryDirectory() as folder:
         file = Path(folder, f"argument{extension}")
         file.write_bytes(text.encode())
-        command = [*shlex.split(editor), str(file)]
+        command = [*shlex.split(editor()), str(file)]
         try:
             subprocess.run(command, check=True)  # noqa: S603  (the person's own)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -30,7 +30,7 @@ from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import (
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import FunctionCallingStepwisePlanner
-from planner_ext.approval.decisions import Authorize, hooks_of
+from planner_ext.approval.decisions import Authorize, AuthorizeHooks, hooks_of
 from planner_ext.core.errors import described, shown
 from planner_ext.core.values import frozen
 from planner_ext.durable.options import checked_hook
@@ -225,7 +225,7 @@ class Application:
     planner: FunctionCallingStepwisePlanner | None
     kernel: Kernel
     arguments_for: Callable[[str], Any] | None = None
-    authorize: Authorize | tuple[Authorize, ...] | None = None
+    authorize: AuthorizeHooks = None
 
     @property
     def hooks(self) -> tuple[Authorize, ...]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import typer
 
 from planner_ext.cli import options as cli
-from planner_ext.cli.command import DONE, ExitCode, command
+from planner_ext.cli.command import ExitCode, command
 from planner_ext.cli.store import acting, say, store_name
 from planner_ext.cli.text import json_document
 from planner_ext.durable.migration import StoreSchema, migrate
@@ -37,7 +37,7 @@ async def check_store(store: cli.Store, as_json: cli.Json = False) -> int:
     return ExitCode.NO_ANSWER if found.missing else ExitCode.ANSWERED
 
 
-@command(group, exit_codes=DONE, name="migrate")
+@command(group, name="migrate")
 async def migrate_store(store: cli.Store, dry_run: bool = False) -> None:
     """Change the tables of a store to the schema that this version needs, in one transaction.
 
@@ -64,7 +64,7 @@ async def migrate_store(store: cli.Store, dry_run: bool = False) -> None:
         say(_changes(found))
 
 
-@command(group, exit_codes=DONE, name="keep")
+@command(group, name="keep")
 async def keep(
     args: cli.ActorArgs,
     ended: cli.Since = None,

@@ -1,7 +1,4 @@
-"""The options of the commands, each declared once. Imports nothing heavy.
-
-Options with a store have no ``repr``: its address may hold a password.
-"""
+"""The options of the commands, each declared once. Imports nothing heavy."""
 
 import getpass
 import json
@@ -12,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, dataclass_transform
 
 import typer
 
@@ -22,6 +19,17 @@ from planner_ext.core.errors import InvalidLimitError
 if TYPE_CHECKING:
     from planner_ext.approval.policy import Grant
     from planner_ext.durable.listing import CallFilters, RunFilters
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(field,)
+)
+def _options(kind: type[_T]) -> type[_T]:
+    """Make a dataclass without a ``repr``: the address of a store may hold a password."""
+    return dataclass(frozen=True, kw_only=True, repr=False)(kind)
+
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """In place of ``--store``: other users of the machine can read a command line."""
@@ -58,6 +66,9 @@ _BY = "Who decides, for the record."
 Store = Annotated[
     str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)
 ]
+MaybeStore = Annotated[
+    str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")
+]
 By = Annotated[
     str,
     typer.Option(
@@ -81,6 +92,7 @@ Json = Annotated[
 File = Annotated[Path | None, typer.Option(metavar="FILE")]
 Number = Annotated[int | None, typer.Option(metavar="N")]
 Positive = Annotated[int, typer.Option(metavar="N", min=1)]
+Count = Annotated[int, typer.Option(metavar="N", min=0)]
 Name = Annotated[str | None, typer.Option(metavar="NAME")]
 Words = Annotated[str | None, typer.Option(metavar="TEXT")]
 Address = Annotated[str | None, typer.Option(metavar="URL")]
@@ -91,6 +103,7 @@ InFile = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)
 ]
+Conditions = Annotated[str, typer.Option(metavar="JSON")]
 Moment = Annotated[datetime | None, typer.Option(metavar="TIME")]
 
 
@@ -115,7 +128,7 @@ MoreIterations = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@_options
 class ApprovalArgs:
     """Which calls wait for a decision.
 
@@ -161,7 +174,7 @@ async def no_hooks() -> tuple[Authorize, ...]:
     return ()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class AppArgs:
     """A store, and the application that may refuse an action on it.
 
@@ -170,7 +183,7 @@ class AppArgs:
 
     store: Store
     app: App = None
-    hooks: Hooks = field(init=False, repr=False)
+    hooks: Hooks = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hooks", _hooks_of(self.app))
@@ -184,21 +197,21 @@ def _hooks_of(app: str | None) -> Hooks:
     return started_hook(app)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class ActorArgs(AppArgs):
     """Who acts on a store, and the application that may refuse it."""
 
     by: By
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class DecisionArgs(ActorArgs):
     """A call or question that waits in a store, and who decides it."""
 
     id: CallId
 
 
-@dataclass(frozen=True, kw_only=True)
+@_options
 class GrantArgs:
     """The terms under which a decision answers the same question about later calls, too.
 
@@ -218,8 +231,8 @@ class GrantArgs:
     ] = None
     later_only: bool = False
     uses: Annotated[str, typer.Option(metavar="N")] = ""
-    where: Annotated[str, typer.Option(metavar="JSON")] = ""
-    where_run: Annotated[str, typer.Option(metavar="JSON")] = ""
+    where: Conditions = ""
+    where_run: Conditions = ""
 
     def grant(self) -> "Grant | None":
         """Return the grant; None without one."""
@@ -238,7 +251,7 @@ class GrantArgs:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@_options
 class RunOptions(ApprovalArgs):
     """The kernel, model and endpoint of a run.
 
@@ -260,7 +273,7 @@ class RunOptions(ApprovalArgs):
     stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class GoalArgs:
     """A new run: its goal, its limits, and its store.
 
@@ -287,13 +300,11 @@ class GoalArgs:
     questions: Number = None
     plan: Annotated[bool | None, typer.Option("--plan/--no-plan")] = None
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS")] = None
-    store: Annotated[
-        str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")
-    ] = None
+    store: MaybeStore = None
     run_id: Name = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@_options
 class LimitArgs:
     """Limits of a run that workers drive.
 
@@ -316,7 +327,7 @@ class LimitArgs:
         }
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class SubmitArgs(ApprovalArgs, AppArgs):
     """A run for the workers of a store, and what its worker must have; any other worker refuses it.
 
@@ -343,14 +354,8 @@ class SubmitArgs(ApprovalArgs, AppArgs):
     create: bool = False
     reuse: bool = False
 
-    def earliest(self) -> datetime | None:
-        """Return ``not_before`` with a zone."""
-        if self.not_before is None:
-            return None
-        return self.not_before.astimezone()
 
-
-@dataclass(frozen=True, kw_only=True)
+@_options
 class ReplayArgs:
     """A cassette, and the functions to replay it with.
 
@@ -369,7 +374,7 @@ class ReplayArgs:
     as_json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class ForkArgs(ActorArgs):
     """The run's iteration to fork after, and the options of the fork.
 
@@ -387,7 +392,7 @@ class ForkArgs(ActorArgs):
     html: File = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class ListArgs:
     """A part of a list.
 
@@ -398,11 +403,11 @@ class ListArgs:
 
     store: Store
     limit: Positive = 50
-    offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
+    offset: Count = 0
     as_json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class CallListArgs(ListArgs, AppArgs):
     """Which of the calls and questions that wait in a store to list.
 
@@ -438,7 +443,7 @@ class CallListArgs(ListArgs, AppArgs):
         return given
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class BudgetArgs:
     """Which shared budgets to list, or to reset.
 
@@ -460,7 +465,7 @@ class BudgetArgs:
     as_json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class FilterArgs:
     """Which runs of a store.
 
@@ -516,12 +521,12 @@ def _before(now: float, age: timedelta | None) -> float | None:
     return None if age is None else now - age.total_seconds()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class RunListArgs(FilterArgs, ListArgs):
     """Which runs to list."""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class ChosenArgs(FilterArgs, ActorArgs):
     """The runs to act on: one by its name, or all that filters let pass.
 
@@ -545,7 +550,7 @@ class ChosenArgs(FilterArgs, ActorArgs):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@_options
 class CompareArgs:
     """The options and scripts to compare, and where the results go.
 
@@ -592,7 +597,7 @@ class CompareArgs:
     goal: Words = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class WorkerArgs(ApprovalArgs):
     """The application and the limits of a worker.
 
@@ -629,7 +634,7 @@ class WorkerArgs(ApprovalArgs):
     once: bool = False
     worker_id: Name = None
     max_concurrency: Positive = 100
-    retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
+    retries: Count = 4
     notify: Annotated[
         str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")
     ] = None
@@ -640,7 +645,7 @@ class WorkerArgs(ApprovalArgs):
     health: Annotated[str | None, typer.Option(metavar="PORT")] = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@_options
 class ServeArgs(AppArgs):
     """The store and the address of an inbox.
 

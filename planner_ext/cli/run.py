@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -438,12 +438,3 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
         "budget": Budget(max_tool_calls=goal.max_tool_calls),
         "max_clarifications": goal.questions,
     }
-
-
-def new_limits(state: State, max_iterations: int | None) -> Budget | None:
-    """Return a run's limits with another number of round trips, if one is given."""
-    return (
-        None
-        if max_iterations is None
-        else replace(state.rules.limits, max_iterations=max_iterations)
-    )

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.cli import options as cli
-from planner_ext.cli.command import DONE, RUN, Exit, ExitCode, command
+from planner_ext.cli.command import RUN, Exit, ExitCode, command
 from planner_ext.cli.store import (
     acting,
     command_on,
@@ -57,7 +57,7 @@ from planner_ext.readable.text import exact
 group = typer.Typer(rich_markup_mode=None)
 
 
-@command(group, exit_codes=DONE, name="submit")
+@command(group, name="submit")
 async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
     """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
 
@@ -81,7 +81,7 @@ async def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> None:
             budget=budget,
             tags=args.tag or (),
             priority=args.priority,
-            not_before=args.earliest(),
+            not_before=args.not_before and args.not_before.astimezone(),
             reuse=args.reuse,
             **args.planner_options(),
         )
@@ -239,7 +239,7 @@ def set_budget(chosen: cli.ChosenArgs, limits: cli.LimitArgs) -> Exit:
     )
 
 
-@command(group, exit_codes=DONE, name="say")
+@command(group, name="say")
 async def say_to_run(
     run: cli.RunName,
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False)],
@@ -260,7 +260,7 @@ async def say_to_run(
     say(f"{exact(run)} reads it before its next request.")
 
 
-@command(group, exit_codes=DONE, name="list")
+@command(group, name="list")
 async def list_runs(args: cli.RunListArgs) -> None:
     """List runs, the latest change first, with their consumption and what they wait for.
 
@@ -354,7 +354,7 @@ def _run_cells(record: RunRecord, *, short: bool) -> tuple[str, ...]:
     )
 
 
-@command(group, exit_codes=DONE, name="stats")
+@command(group, name="stats")
 async def print_stats(store: cli.Store, as_json: cli.Json = False) -> None:
     """Count the runs by status, those that wait for a retry, and show how long the oldest approval waits.
 
@@ -451,7 +451,7 @@ async def resume_all(args: cli.ActorArgs) -> int:
 @command(group, exit_codes=RUNS_EXIT_CODES, name="cancel")
 def cancel_runs(
     chosen: cli.ChosenArgs,
-    reason: Annotated[str, typer.Option(metavar="TEXT")] = "",
+    reason: cli.Reason = "",
 ) -> Exit:
     """End runs for good, in whichever process; no waiting call runs.
 
@@ -495,7 +495,7 @@ def delete_runs(chosen: cli.ChosenArgs, force: bool = False) -> Exit:
     return _act(chosen, delete, statuses=statuses, done="deleted", unchanged="")
 
 
-@command(group, exit_codes=DONE, name="prune")
+@command(group, name="prune")
 async def prune_runs(
     args: cli.ActorArgs,
     older_than: cli.Age,
@@ -524,7 +524,7 @@ async def prune_runs(
     print(f"{counted(count, 'run')} {'would be deleted' if dry_run else 'deleted'}.")
 
 
-@command(group, exit_codes=DONE, name="forget")
+@command(group, name="forget")
 async def forget_person(
     key: Annotated[str, typer.Option(metavar="KEY")],
     args: cli.ActorArgs,
@@ -549,7 +549,7 @@ async def forget_person(
     print(f"{counted(count, 'run')} deleted.")
 
 
-@command(group, exit_codes=DONE, name="export")
+@command(group, name="export")
 async def export_run(
     run: cli.RunName, store: cli.Store, output: cli.File = None
 ) -> None:
@@ -573,7 +573,7 @@ async def export_run(
         file.write(text)
 
 
-@command(group, exit_codes=DONE, name="import")
+@command(group, name="import")
 async def import_run(file: cli.InFile, args: cli.ActorArgs) -> None:
     """Add an exported run to a store, under its name.
 
@@ -604,9 +604,7 @@ async def verify_runs(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", show_default=False)
     ] = None,
-    store: Annotated[
-        str | None, typer.Option(envvar=cli.STORE_VARIABLE, metavar="FILE|URL")
-    ] = None,
+    store: cli.MaybeStore = None,
     heads: cli.File = None,
     public_key: cli.File = None,
 ) -> int:
@@ -669,7 +667,7 @@ def _text_of(file: Path) -> str:
         raise InvalidLimitError(f"{file} cannot be read: {error.strerror}.") from error
 
 
-@command(group, exit_codes=DONE, name="backup")
+@command(group, name="backup")
 async def back_up(file: cli.InFile, store: cli.Store) -> None:
     """Copy an SQLite store into a new FILE, while workers write; a PostgreSQL database is copied by pg_dump.
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Self, get_args
 
 from rich.status import Status
@@ -64,12 +63,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._rest()
         if self._flow is not None:
             self._flow.close()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, RenderableType
@@ -16,8 +16,11 @@ from rich.text import Text
 
 from planner_ext.core.errors import counted, seconds
 from planner_ext.core.text import printable
-from planner_ext.core.values import Usage
 from planner_ext.readable.text import duration_text
+
+if TYPE_CHECKING:
+    from planner_ext.durable import RunResult
+    from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 
 
 class Signs(NamedTuple):
@@ -257,24 +260,9 @@ class TextFlow:
             self._console.print(Text(text, self._style), end="", soft_wrap=True)
 
 
-class _Outcome(Protocol):
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def limit(self) -> str | None: ...
-
-    @property
-    def iterations(self) -> int: ...
-
-    @property
-    def tool_calls(self) -> int: ...
-
-    @property
-    def usage(self) -> Usage: ...
-
-
-def spent_line(result: _Outcome, *, ended: str = "") -> str:
+def spent_line(
+    result: "FunctionCallingStepwisePlannerResult | RunResult", *, ended: str = ""
+) -> str:
     """Describe in one line how a run ended and what it spent."""
     usage = result.usage
     spent = [

@@ -81,12 +81,11 @@ async def run_program(
     option: Option,
     given: Given,
     *,
-    patience: float = _PATIENCE_SECONDS,
     began: Callable[[int], object] = lambda _: None,
 ) -> Outcome:
     """Run one process of a trial, which prints an `Outcome` as its last line of output.
 
-    After ``patience`` seconds it is killed. ``began`` gets its number.
+    After ten minutes it is killed. ``began`` gets its number.
     """
     command = option.command or (
         sys.executable,
@@ -101,10 +100,12 @@ async def run_program(
     began(process.pid)
     try:
         out, err = await asyncio.wait_for(
-            process.communicate(GIVEN.dump_json(given)), patience
+            process.communicate(GIVEN.dump_json(given)), _PATIENCE_SECONDS
         )
     except TimeoutError:
-        return Outcome(status="failed", error=f"no outcome within {patience:g} seconds")
+        return Outcome(
+            status="failed", error=f"no outcome within {_PATIENCE_SECONDS:g} seconds"
+        )
     finally:  # also when the comparison is interrupted
         if process.returncode is None:
             process.kill()

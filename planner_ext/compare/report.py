@@ -331,16 +331,13 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert it to JSON values."""
-        values = asdict(self)
-        last = {name: values.pop(name) for name in ("violation", "messages")}
         return {
-            **values,
+            **asdict(self),
             "over_budget": self.over_budget,
             "offered": self.offered,
             "answer_present": bool(self.answer),
             "history_valid": self.history_valid,
             "first_violation": self.first_violation or None,
-            **last,
         }
 
 
@@ -566,17 +563,11 @@ class Comparison:
         """Convert it to JSON values."""
         return {
             "schema": SCHEMA,
-            "max_iterations": self.max_iterations,
-            "endpoint": self.endpoint,
-            "live": self.live,
+            **asdict(self),
             "versions": dict(self.versions),
             "holds": self.holds,
-            "verdict": list(self.verdict),
-            "failures": list(self.failures),
-            "wall_seconds": self.wall_seconds,
-            "options": [asdict(option) for option in self.options],
-            "scripts": [asdict(script) for script in self.scripts],
-            "costs": [asdict(cost) for cost in self.costs],
+            "verdict": self.verdict,
+            "failures": self.failures,
             "runs": [
                 {**run.as_dict(), "unfinished": self.unfinished(run)}
                 for run in self.runs

@@ -76,7 +76,11 @@ async def run_comparison(
         async with client, AsyncClient() as http:
             backend = Backend(live, client, desk, http)
             runs = await _all_runs(
-                backend, scenarios, chosen, max_iterations, progress or _silent
+                backend,
+                scenarios,
+                chosen,
+                max_iterations,
+                progress or (lambda _done, _total, _name: None),
             )
     packages = [(name, version(name)) for name in ("semantic-kernel", "openai")]
     return Comparison(
@@ -137,9 +141,6 @@ def _chosen(
                 f"There is another {kind} {key!r}; give your own another name."
             )
     return (*built_in, *added)
-
-
-def _silent(done: int, total: int, name: str) -> None: ...
 
 
 async def _all_runs(
@@ -208,11 +209,8 @@ async def _run(
         else:
             outcome = await _here(option.strategy, scenario, place, observed, budget)
         seconds = (observed.ended_at or time.monotonic()) - began
-        if not backend.live:
-            outcome = replace(
-                outcome,
-                answer=outcome.answer if _was_said(outcome.answer, observed) else "",
-            )
+        if not backend.live and not _was_said(outcome.answer, observed):
+            outcome = replace(outcome, answer="")
     return _judged(
         option,
         scenario,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard, Unpack
 
 from planner_ext.approval.decisions import (
     Approve,
-    Authorize,
+    AuthorizeHooks,
     Decision,
     DecisionRecord,
     RunAction,
@@ -22,7 +22,7 @@ from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.database import Row, Step
 from planner_ext.durable.errors import ApprovalRefusedError, NotAuthorizedError
 from planner_ext.durable.grants import GrantRecord, grant_step, read_grants
-from planner_ext.durable.listing import CallFilters
+from planner_ext.durable.listing import DECIDED, OPEN, CallFilters
 from planner_ext.durable.options import checked_hook
 from planner_ext.durable.records import (
     PendingApproval,
@@ -65,7 +65,7 @@ class Approvals:
         where: str | Path,
         *,
         clock: Clock | None = None,
-        authorize: Authorize | tuple[Authorize, ...] | None = None,
+        authorize: AuthorizeHooks = None,
         verified: bool = False,
     ) -> AsyncGenerator["Approvals"]:
         """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
@@ -112,8 +112,8 @@ class Approvals:
                 at least 0.
         """
         now = self._clock.now()
-        rows = await self._store.open_approvals(
-            now, run_id=run_id, limit=limit, offset=offset, **filters
+        rows = await self._store.approvals(
+            OPEN, now, run_id=run_id, limit=limit, offset=offset, **filters
         )
         refused = ()
         if rows:
@@ -140,8 +140,8 @@ class Approvals:
         self, run_id: str | None = None, **filters: Unpack[CallFilters]
     ) -> int:
         """Count the pending calls and questions that `pending` lists, altered rows included; raise as it does."""
-        return await self._store.count_open_approvals(
-            self._clock.now(), run_id=run_id, **filters
+        return await self._store.count_approvals(
+            OPEN, self._clock.now(), run_id=run_id, **filters
         )
 
     async def equal_calls(self, *, limit: int = 100) -> Mapping[str, int]:
@@ -170,16 +170,19 @@ class Approvals:
         the calls of deleted runs. The other arguments and errors are those of
         `pending`, the filters those of `CallFilters`.
         """
-        rows = await self._store.decided_approvals(
-            run_id=run_id, limit=limit, offset=offset, **filters
+        now = self._clock.now()
+        rows = await self._store.approvals(
+            DECIDED, now, run_id=run_id, limit=limit, offset=offset, **filters
         )
-        return _read(rows, (), self._clock.now())
+        return _read(rows, (), now)
 
     async def count_decisions(
         self, run_id: str | None = None, **filters: Unpack[CallFilters]
     ) -> int:
         """Count what `decisions` lists, altered rows included; raise as `pending` does."""
-        return await self._store.count_decided_approvals(run_id=run_id, **filters)
+        return await self._store.count_approvals(
+            DECIDED, self._clock.now(), run_id=run_id, **filters
+        )
 
     async def show(self, approval_id: str) -> PendingApproval:
         """Show one call, open, decided or closed.

@@ -10,14 +10,14 @@ which an imported run keeps.
 import json
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any
 
 from planner_ext.core.errors import InvalidJournalError, reading
 from planner_ext.core.facts import Fact
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.authorization import Doorkeeper
 from planner_ext.durable.chain import Chain
-from planner_ext.durable.database import Row, Step, Value
+from planner_ext.durable.database import Row, Step, read_values
 from planner_ext.durable.errors import DuplicateRowError, RunConflictError, reading_row
 from planner_ext.durable.inputs import (
     RunInputs,
@@ -170,7 +170,7 @@ async def import_run(
     """
     with reading("The exported run is", InvalidJournalError):
         data = read_document(text, "run", _KEYS, key=key)
-        run_id = str(data["run_id"])
+        run_id = data["run_id"]
         facts = load_facts(data["facts"])
         state = fold_journal(run_id, facts)
         if RUN_ID.fullmatch(run_id) is None:
@@ -211,14 +211,14 @@ async def fork_run(
     facts = forked_facts(
         stored.facts, at=at, run_id=new_run_id, now=now, instruction=instruction
     )
-    written = RunInputs(arguments=stored.inputs.arguments).to_json()
-    document = {
-        "goal": stored.record.goal,
+    run = {
+        "run_id": new_run_id,
+        "goal": json.dumps(stored.record.goal),
         "status": "stopped",
         "created_at": now,
         "updated_at": now,
         "problem": None,
-        "inputs": None if written is None else json.loads(written),
+        "inputs": RunInputs(arguments=stored.inputs.arguments).to_json(),
         "new_budget": None,
         "said": None,
         "tags": joined(stored.record.tags),
@@ -226,19 +226,14 @@ async def fork_run(
     steps = await _journal_steps(new_run_id, facts)
     # nothing waits in a fork, and what was decided binds to the first run
     kept = [step for step in steps if "planner_approvals" not in step[0]]
-    return await _add(
-        store,
-        _row(new_run_id, _RUN, document),
-        kept,
-        way_out="Give the fork another name.",
-    )
+    return await _add(store, run, kept, way_out="Give the fork another name.")
 
 
 async def _add(
-    store: JournalStore, run: dict[str, Value], steps: Sequence[Step], *, way_out: str
+    store: JournalStore, run: Mapping[str, Any], steps: Sequence[Step], *, way_out: str
 ) -> str:
     """Add a run's rows in one transaction; return its name."""
-    run_id = str(run["run_id"])
+    run_id = run["run_id"]
     try:
         await store.database.transact((_ADD_RUN, run), *steps)
     except DuplicateRowError as error:
@@ -248,11 +243,11 @@ async def _add(
     return run_id
 
 
-def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
+def _check_run(run: Mapping[str, Any], goal: object, state: State) -> None:
     """Check the columns that the journal does not derive: a worker could take the run, and its status fits."""
-    read_inputs(str(run["run_id"]), run["inputs"])
-    read_new_budget(str(run["run_id"]), run["new_budget"])
-    read_said(str(run["run_id"]), run["said"])
+    read_inputs(run["run_id"], run["inputs"])
+    read_new_budget(run["run_id"], run["new_budget"])
+    read_said(run["run_id"], run["said"])
     is_new = state.phase is Phase.NEW
     status = run["status"]
     if not isinstance(goal, str) or not (is_new or goal == state.goal):
@@ -298,12 +293,8 @@ def _chain(rows: Sequence[Row]) -> dict[str, object]:
 
 def _read_chain(given: Any) -> list[tuple[str | None, str | None]]:
     """Read the links, and the salt, which stands beside the first one."""
-    salt = given["salt"]
-    links: list[object] = given["links"]
-    if not all(value is None or isinstance(value, str) for value in (salt, *links)):
-        raise TypeError("its links are not texts")
-    read = cast("list[str | None]", links)
-    return [(link, None if place else salt) for place, link in enumerate(read)]
+    salt, *links = read_values(list[str | None], [given["salt"], *given["links"]])
+    return [(link, None if place else salt) for place, link in enumerate(links)]
 
 
 def read_archive(text: str, *, key: bytes | None = None) -> tuple[str, list[Row]]:
@@ -332,18 +323,16 @@ class _Steps(JournalStore):
 def _document(columns: Sequence[str], row: Row) -> dict[str, object]:
     """Turn a row into JSON values."""
     return {
-        column: json.loads(str(value))
-        if column in _JSON and value is not None
-        else value
+        column: json.loads(value) if column in _JSON and value is not None else value
         for column, value in zip(columns, row, strict=True)
     }
 
 
 def _row(
     run_id: str, columns: Sequence[str], document: Mapping[str, Any]
-) -> dict[str, Value]:
+) -> dict[str, Any]:
     """Turn JSON values back into a row; any other value is an error."""
-    row: dict[str, Value] = {"run_id": run_id}
+    row: dict[str, Any] = {"run_id": run_id}
     for column in columns:
         value = document[column]
         if column in _TIMES:

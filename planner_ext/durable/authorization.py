@@ -7,7 +7,7 @@ closed to a process without one.
 from collections.abc import Sequence
 
 from planner_ext.approval.decisions import (
-    Authorize,
+    AuthorizeHooks,
     Decision,
     DecisionRequest,
     RunAction,
@@ -29,7 +29,7 @@ class Doorkeeper:
         verified: Whether the application vouches for the names of those who act.
     """
 
-    authorize: Authorize | Sequence[Authorize] | None = None
+    authorize: AuthorizeHooks = None
     verified: bool = False
 
     async def check(

@@ -81,12 +81,12 @@ def first_defect(run_id: str, rows: Sequence[Row], heads: Heads) -> str:
         rows: ``(seq, fact, link, salt)``; the text of a forgotten fact is "".
         heads: Those of the journal.
     """
-    chain = Chain.begin(run_id, str(rows[0][3]) if rows else None)
+    chain = Chain.begin(run_id, rows[0][3] if rows else None)
     seen = 0
     for place, (seq, fact, link, _) in enumerate(rows):
         if seq != place:
             return f"fact {place} was left out"
-        chain = chain.after(str(fact), link=None if fact else str(link))
+        chain = chain.after(fact, link=None if fact else link)
         if chain.link != link:
             return f"fact {place} was changed, added or put there, or the one before it was left out"
         known = heads.get(chain.number, (link,))

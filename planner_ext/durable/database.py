@@ -34,19 +34,20 @@ _LEAVE_SECONDS = 5.0
 Value: TypeAlias = str | int | float | None
 """The value of a column."""
 
-Row: TypeAlias = tuple[Value, ...]
-"""One row of an answer: a plain tuple in the order of the statement's columns."""
+Row: TypeAlias = tuple[Any, ...]
+"""One row of an answer: a plain tuple of values, in the order of the statement's columns."""
 
 _T = TypeVar("_T")
 
 
-def read_values(kind: type[_T], values: Mapping[str, Any]) -> _T:
+def read_values(kind: type[_T], values: object) -> _T:
     """Make a record of values as rows and JSON have them, or raise; a moment is in seconds since the epoch."""
-    return _adapter(kind).validate_python(values)
+    return adapter(kind).validate_python(values)
 
 
 @cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Return what reads and writes values of a class."""
     return TypeAdapter(kind)
 
 
@@ -419,7 +420,7 @@ class Schema:
     def steps(self) -> Sequence[Step]:
         """Return the steps that make this schema of the one before."""
         note = "INSERT INTO planner_schema (schema, reader) VALUES (:number, :reader)"
-        numbers: dict[str, Value] = {"number": self.number, "reader": self.reader}
+        numbers = {"number": self.number, "reader": self.reader}
         return [*((one, {}) for one in self.statements), (note, numbers)]
 
 

@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from planner_ext.core.facts import (
     CallFinished,
@@ -187,17 +186,12 @@ class DrivenStore:
         self._driven.tell_readers(self.writer.run_id)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         run_id = self.writer.run_id
         del self._driven.stores[run_id]
         self._driven.together(run_id)
         try:
-            await self._limit.__aexit__(kind, error, trace)
+            await self._limit.__aexit__(*error)
         except TimeoutError:
             raise self._fenced() from None
 

@@ -10,9 +10,10 @@ the greatest, not the sum. The counters are each worker's own.
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
@@ -127,9 +128,9 @@ class _Store:
         steps = [(one.format(now=store_now), times(now)) for one in _STATEMENTS]
         with self._database.connection(timeout=_READ_SECONDS) as execute:
             waiting, due, runs, trying, notices, held, budgets = (
-                [tuple[Any, ...](row) for row in execute(*step)] for step in steps
+                execute(*step) for step in steps
             )
-        by_status = {str(status): number for status, number in runs}
+        by_status = dict[str, int](runs)
         retrying, out, out_since = trying[0]
         unsent, tried = notices[0]
         return [
@@ -167,13 +168,13 @@ def _notices(state: str, number: int) -> tuple[str, float, Mapping[str, str]]:
 
 def _used(row: Row, now: float) -> _Readings:
     budget, limits, until, *used = row
-    is_over = until is not None and float(until) <= now
-    given: Mapping[str, float | None] = json.loads(str(limits))
+    is_over = until is not None and until <= now
+    given: Mapping[str, float | None] = json.loads(limits)
     return [
         (
             "planner_ext.budgets.used",
-            0.0 if is_over else float(amount or 0) / limit,
-            {"planner_ext.budget": str(budget), "planner_ext.limit": name},
+            0.0 if is_over else amount / limit,
+            {"planner_ext.budget": budget, "planner_ext.limit": name},
         )
         for name, amount in zip(_LIMITS, used, strict=True)
         if (limit := given.get(name))
@@ -204,7 +205,7 @@ def numbers_reported(
         del _stores[key]
 
 
-def observed(name: str) -> list[Observation]:
+def observed(name: str, _: CallbackOptions | None = None) -> list[Observation]:
     """Observe a gauge of all stores."""
     return [
         Observation(value, {"planner_ext.store": store.name, **attributes})
@@ -214,9 +215,7 @@ def observed(name: str) -> list[Observation]:
     ]
 
 
-def _callback(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda _: observed(name)
-
-
 for _name, (_unit, _description) in _GAUGES.items():
-    _METER.create_observable_gauge(_name, [_callback(_name)], _unit, _description)
+    _METER.create_observable_gauge(
+        _name, [partial(observed, _name)], _unit, _description
+    )

@@ -27,7 +27,7 @@ from planner_ext.core.errors import shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import Call, OpenRun
 from planner_ext.core.values import frozen
-from planner_ext.durable.database import Row, Step, Value
+from planner_ext.durable.database import Row, Step
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError, reading_row
 from planner_ext.durable.records import (
     PendingApproval,
@@ -197,7 +197,7 @@ def grant_step(
         "guards": [*guards],
         "terms": grant.model_dump(exclude_unset=True),
     }
-    values: dict[str, Value] = {
+    values = {
         "id": grant_id,
         "question": _question_of(approval, approval.source),
         "kind": kind,
@@ -226,7 +226,7 @@ def _read_grant(row: Row) -> GrantRecord:
 
     id_, _, text, decision, given_at, expires_at, used, used_for = row
     with reading_row(f"The row of grant {id_!r} is"):
-        told: dict[str, Any] = json.loads(str(text))
+        told: dict[str, Any] = json.loads(text)
         call = told.pop("call")
         function = told.pop("function")
         told |= {

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from planner_ext.core.values import frozen
-from planner_ext.durable.database import Execute, Value
+from planner_ext.durable.database import Execute
 from planner_ext.durable.store import JournalStore, RunOwner
 from planner_ext.engine.concurrency import in_thread
 from planner_ext.engine.log import escaped
@@ -107,13 +107,13 @@ async def list_workers(store: JournalStore) -> list[WorkerRecord]:
     """List the workers of a store, the oldest first."""
     workers = _WORKERS.format(age=store.database.age)
     rows, owned = await store.database.transact((workers, {}), (_DRIVEN, {}))
-    runs: dict[Value, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     for owner, run_id in owned:
-        runs.setdefault(owner, []).append(str(run_id))
+        runs.setdefault(owner, []).append(run_id)
     found: list[WorkerRecord] = []
     for was_seen, *values in rows:
         row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
-        worker_id = str(row["worker_id"])
+        worker_id = row["worker_id"]
         alive = bool(was_seen) and await store.database.holds_lock(worker_id)
         found.append(
             WorkerRecord(**row, alive=alive, runs=tuple(runs.get(worker_id, ())))
@@ -122,22 +122,17 @@ async def list_workers(store: JournalStore) -> list[WorkerRecord]:
 
 
 class WorkerLocks(Protocol):
-    """The locks of a store's workers."""
+    """The locks of a store's workers.
 
-    @property
-    def name(self) -> str:
-        """This worker's name."""
-        ...
+    Attributes:
+        name: This worker's name.
+        worker_id: Its unique id.
+        hinted: Set when the database hints that a run may be due.
+    """
 
-    @property
-    def worker_id(self) -> str:
-        """This worker's unique id."""
-        ...
-
-    @property
-    def hinted(self) -> asyncio.Event:
-        """Set when the database hints that a run may be due."""
-        ...
+    name: str
+    worker_id: str
+    hinted: asyncio.Event
 
     def missing(self, is_locked: Mapping[str, bool]) -> set[str]:
         """Return those of some workers, this one included, that hold no lock any more.
@@ -157,6 +152,8 @@ class LeasedWorkers:
         lease_seconds: How long after its last heartbeat this worker counts as alive.
 
     Attributes:
+        worker_id: This worker's unique id.
+        hinted: Set when the database hints that a run may be due.
         on_lapse: Called in the event loop when the lease had lapsed, with the names of
             the runs that this worker still owns.
     """
@@ -165,6 +162,8 @@ class LeasedWorkers:
         self, store: JournalStore, locks: WorkerLocks, *, lease_seconds: float
     ) -> None:
         self.on_lapse: Callable[[set[str]], object] = lambda _: None
+        self.worker_id = locks.worker_id
+        self.hinted = locks.hinted
         self._store = store
         self._locks = locks
         self._lease = lease_seconds
@@ -193,16 +192,6 @@ class LeasedWorkers:
         self._wake.set()
         if self._started.done():
             await in_thread(partial(self._thread.join, _BEATS * self._interval))
-
-    @property
-    def worker_id(self) -> str:
-        """This worker's unique id."""
-        return self._locks.worker_id
-
-    @property
-    def hinted(self) -> asyncio.Event:
-        """Set when the database hints that a run may be due."""
-        return self._locks.hinted
 
     def dead_among(self, owners: Sequence[RunOwner]) -> set[str]:
         """Return the owners of runs that hold no lock, or have missed the beats of their lease."""
@@ -299,7 +288,7 @@ class LeasedWorkers:
 
     def _beat_in(self, execute: Execute) -> None:
         now = self._store.database.now
-        values: dict[str, Value] = {
+        values = {
             "worker_id": self.worker_id,
             "name": self._locks.name,
             "lease": self._lease,
@@ -319,9 +308,7 @@ class LeasedWorkers:
             written = _steady()
             is_late = self._is_late()
             execute(_SEEN.format(now=now), row)
-            owned = (
-                {str(name) for (name,) in execute(_OWNED, values)} if is_late else None
-            )
+            owned = {name for (name,) in execute(_OWNED, values)} if is_late else None
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._settle, written, owned)
             if not self._started.done():

@@ -3,34 +3,22 @@
 import json
 from collections.abc import Mapping
 from dataclasses import field
-from datetime import UTC, datetime
-from functools import cache
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import Any
 from uuid import uuid4
-
-from pydantic import TypeAdapter
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.facts import Guards
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import frozen
+from planner_ext.durable.database import adapter, read_values
 from planner_ext.durable.errors import reading_row
-
-
-@cache
-def _budgets() -> TypeAdapter[Budget]:
-    return TypeAdapter(Budget)
-
-
-@cache
-def _guards() -> TypeAdapter[Guards]:
-    return TypeAdapter(Guards)
 
 
 def _dump_budget(budget: object) -> dict[str, Any]:
     if not isinstance(budget, Budget):
         raise _refused(f"budget must be of the class Budget; got {shown(budget)}.")
-    return _budgets().dump_python(budget, mode="json")
+    return adapter(Budget).dump_python(budget, mode="json")
 
 
 @frozen
@@ -68,7 +56,7 @@ class RunInputs:
         if self.budget is not None:
             values["budget"] = _dump_budget(self.budget)
         if self.guards is not None:
-            values["guards"] = _guards().dump_python(
+            values["guards"] = adapter(Guards).dump_python(
                 self.guards, mode="json", exclude_defaults=True
             )
         if self.before:
@@ -78,39 +66,28 @@ class RunInputs:
         return None
 
 
-def read_inputs(run_id: str, text: object) -> RunInputs:
+def read_inputs(run_id: str, text: str | None) -> RunInputs:
     """Read the text of `RunInputs.to_json`; raise `StoreError` if it is damaged."""
     if text is None:
         return RunInputs()
     with reading_row(f"The inputs of run {run_id!r} are"):
-        values: dict[str, Any] = json.loads(str(text))
-        budget = (
-            _budgets().validate_python(values["budget"]) if "budget" in values else None
-        )
-        guards = (
-            _guards().validate_python(values["guards"]) if "guards" in values else None
-        )
-        return RunInputs(
-            arguments=dict(values.get("arguments", {})),
-            budget=budget,
-            guards=guards,
-            before=tuple(values.get("before", ())),
-        )
+        return read_values(RunInputs, json.loads(text))
 
 
-def hooks_in(run_id: str, *texts: object) -> tuple[str, ...]:
+def hooks_in(run_id: str, *texts: str | None) -> tuple[str, ...]:
     """List the ``authorize`` hooks in the texts of a run's inputs and first fact; raise `StoreError` if damaged."""
     found: set[str] = set()
     for text in texts:
-        if text is None or '"authorize"' not in str(text):
+        if text is None or '"authorize"' not in text:
             continue
         with reading_row(f"The guards of run {run_id!r} are"):
-            guards: dict[str, Any] = json.loads(str(text)).get("guards") or {}
+            guards: dict[str, Any] = json.loads(text).get("guards") or {}
             found.update(map(str, guards.get("authorize", ())))
     return tuple(sorted(found))
 
 
-class NewBudget(NamedTuple):
+@frozen
+class NewBudget:
     """A new budget that no worker has taken yet; ``text`` is as the store holds it."""
 
     limits: Budget
@@ -123,15 +100,13 @@ def new_budget_text(budget: object, *, by: str, at: float) -> str:
     return json.dumps({"limits": _dump_budget(budget), "by": by, "at": at})
 
 
-def read_new_budget(run_id: str, text: object) -> NewBudget | None:
+def read_new_budget(run_id: str, text: str | None) -> NewBudget | None:
     """Read the text of `new_budget_text`; raise `StoreError` if it is damaged."""
     if text is None:
         return None
     with reading_row(f"The new budget of run {run_id!r} is"):
-        values: dict[str, Any] = json.loads(str(text))
-        return NewBudget(
-            _budgets().validate_python(values["limits"]), str(values["by"]), str(text)
-        )
+        values: dict[str, Any] = json.loads(text)
+        return read_values(NewBudget, {**values, "text": text})
 
 
 @frozen
@@ -160,18 +135,11 @@ def said_line(text: object, *, by: str, at: float) -> str:
     return f"{line}\n"
 
 
-def read_said(run_id: str, lines: object) -> tuple[SaidMessage, ...]:
+def read_said(run_id: str, lines: str | None) -> tuple[SaidMessage, ...]:
     """Read lines of `said_line`, the oldest first; raise `StoreError` if one is damaged."""
     with reading_row(f"What was said to run {run_id!r} is"):
-        read: list[dict[str, Any]] = [*map(json.loads, str(lines or "").splitlines())]
-        return tuple(
-            SaidMessage(
-                text=str(one["text"]),
-                by=str(one["by"]),
-                at=datetime.fromtimestamp(float(one["at"]), UTC),
-            )
-            for one in read
-        )
+        read = [json.loads(line) for line in (lines or "").splitlines()]
+        return tuple(read_values(SaidMessage, one) for one in read)
 
 
 def _json_value(name: object, value: object) -> object:

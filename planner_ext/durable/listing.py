@@ -30,6 +30,9 @@ STATUSES = (*UNFINISHED, *AT_REST)
 OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 """Chooses the approvals that a person may still decide."""
 
+DECIDED = "decided_at IS NOT NULL AND decision IS NOT NULL"
+"""Chooses the approvals that were decided, or have expired."""
+
 _COLUMNS = ", ".join(RUN_COLUMNS)
 _ORDER = "ORDER BY updated_at DESC, run_id"
 _NAMED = 3
@@ -131,9 +134,7 @@ class Hold:
 
 def read_hold(rows: Sequence[Row]) -> Hold | None:
     """Read the answer to `GET_HOLD`."""
-    if rows:
-        return Hold(**json.loads(str(rows[0][0])))
-    return None
+    return Hold(**json.loads(rows[0][0])) if rows else None
 
 
 GET_HOLD = "SELECT value FROM planner_settings WHERE name = 'hold'"
@@ -212,27 +213,22 @@ def where_clause(status: Statuses, filters: RunFilters) -> tuple[str, dict[str, 
         StoreError: If no run can have a status, or a value has another type.
         TypeError: If a filter is unknown.
     """
-    named = (
-        {}
-        if status is None
-        else {f"is_{one}": one for one in _checked_statuses(status)}
-    )
     conditions, values = _conditions("runs", filters, _CONDITIONS, _TEXTS)
-    if named:
-        conditions = [
-            f"status IN ({', '.join(f':{one}' for one in named)})",
-            *conditions,
-        ]
+    if status is not None:
+        statuses = ", ".join(map(repr, _checked_statuses(status)))
+        conditions.append(f"status IN ({statuses})")
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    return where, {**named, **values}
+    return where, values
 
 
 def calls_clause(
-    filters: CallFilters,
+    chosen: str, run_id: str | None, filters: CallFilters
 ) -> tuple[str, dict[str, Value]]:
-    """Write the conditions of calls, each after an AND; as `where_clause`."""
+    """Write a WHERE clause for the calls that a condition chooses, of one run or of all; as `where_clause`."""
     conditions, values = _conditions("calls", filters, _CALL_CONDITIONS, _CALL_TEXTS)
-    return "".join(f" AND {one}" for one in conditions), values
+    of_run = [] if run_id is None else ["run_id = :run_id"]
+    where = f"WHERE {' AND '.join([*of_run, chosen, *conditions])}"
+    return where, {**values, "run_id": run_id}
 
 
 def _conditions(
@@ -339,8 +335,8 @@ def with_waits(
     calls: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
     for run_id, call, number in waiting:
-        calls.setdefault(str(run_id), []).append(_name_of(call, now))
-        numbers[str(run_id)] = int(number or 0)
+        calls.setdefault(run_id, []).append(_name_of(call, now))
+        numbers[run_id] = number
     return [
         replace(one, waits_for=_calls_text(calls[one.run_id], numbers[one.run_id]))
         if one.run_id in calls and one.unfinished
@@ -349,9 +345,9 @@ def with_waits(
     ]
 
 
-def _name_of(call: Value, now: float) -> str:
+def _name_of(call: str, now: float) -> str:
     try:
-        data: Any = json.loads(str(call))
+        data: Any = json.loads(call)
         is_escalated = "escalates_at" in data and now >= data["escalates_at"]
         asked = data.get("escalates_to" if is_escalated else "roles", ())
         roles = ", ".join(map(str, asked))[:_LONGEST_NAME]

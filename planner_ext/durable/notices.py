@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError, described, shown
 from planner_ext.core.values import frozen
@@ -32,6 +32,7 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     reading_row,
 )
+from planner_ext.durable.listing import OPEN
 from planner_ext.durable.records import (
     PendingApproval,
     RunRecord,
@@ -269,7 +270,7 @@ class Notifier:
     async def _begin_work(self) -> None:
         await self._subscribe()
         if self._task is None:
-            self._task = asyncio.create_task(self._work(self._poll_seconds))
+            self._task = asyncio.create_task(self._work())
 
     async def close(self) -> None:
         """Deliver the due notices, for a few seconds at most, and end."""
@@ -287,7 +288,7 @@ class Notifier:
             if self._webhook is not None:
                 await self._webhook.close()
 
-    async def _work(self, poll_seconds: float) -> None:
+    async def _work(self) -> None:
         while True:
             with _logged():
                 if self._clock.now() - self._subscribed_at > _DAY / 24:
@@ -296,7 +297,7 @@ class Notifier:
                     await asyncio.wait(
                         self._delivering, return_when=asyncio.FIRST_COMPLETED
                     )
-            await self._clock.sleep(poll_seconds)
+            await self._clock.sleep(self._poll_seconds)
 
     async def _begin(self) -> bool:
         """Begin to deliver the due notices; return whether more may be due."""
@@ -328,7 +329,7 @@ class Notifier:
         )
         return rows
 
-    async def _deliver(self, row: Sequence[Value]) -> None:
+    async def _deliver(self, row: Row) -> None:
         """Deliver one notice, if no other worker has claimed it."""
         key, _, _, body, _, _, seen = row
         # The run was deleted meanwhile, and the row with it.
@@ -339,7 +340,7 @@ class Notifier:
             if await self._rows(_CLAIM, id=key, seen=seen, delay=_LEASE):
                 await self._call(row, _body(key, body))
 
-    async def _call(self, row: Sequence[Value], state: "_Body") -> None:
+    async def _call(self, row: Row, state: "_Body") -> None:
         """Call the listeners that a notice has not reached yet."""
         key, _, event, *_ = row
         try:
@@ -349,7 +350,7 @@ class Notifier:
             return
         waiting = {
             name: target
-            for name, target in self._targets[str(event)].items()
+            for name, target in self._targets[event].items()
             if name not in state.taken
         }
         faults = await asyncio.gather(
@@ -364,30 +365,29 @@ class Notifier:
         else:
             await self._settle(key, state, delivered_at=self._clock.now())
 
-    async def _notice(self, row: Sequence[Value], state: "_Body") -> RunNotice:
+    async def _notice(self, row: Row, state: "_Body") -> RunNotice:
         key, run_id, event, _, created_at, _, _ = row
-        record = await self._store.record(str(run_id))
+        record = await self._store.record(run_id)
         return RunNotice(
-            id=str(key),
+            id=key,
             run_id=record.run_id,
-            event=cast("NoticeEvent", event),
+            event=event,
             status=state.status,
             goal=record.goal,
             problem=state.problem,
             pending=await self._pending(record) if event == "paused" else (),
             where=self._where,
             inbox=await self._store.inbox(),
-            at=datetime.fromtimestamp(float(created_at or 0), UTC),
+            at=datetime.fromtimestamp(created_at, UTC),
             head=self._sign(state.head) if self._sign and state.head else state.head,
         )
 
-    async def _failed(self, row: Sequence[Value], state: "_Body", problem: str) -> None:
+    async def _failed(self, row: Row, state: "_Body", problem: str) -> None:
         """Note when to try again; a day after the event, never."""
         key, run_id, event, _, created_at, attempts, _ = row
         now = self._clock.now()
-        before = int(attempts or 0)
-        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
-        over = now + delay > float(created_at or 0) + _DAY
+        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(attempts, 64))
+        over = now + delay > created_at + _DAY
         await self._settle(
             key, state, delay=None if over else delay, problem=json.dumps(problem)
         )
@@ -406,7 +406,7 @@ class Notifier:
 
     async def _settle(
         self,
-        key: Value,
+        key: str,
         state: "_Body",
         *,
         delay: float | None = None,
@@ -414,14 +414,20 @@ class Notifier:
         problem: str | None = None,
     ) -> None:
         body = json.dumps(asdict(state), separators=(",", ":"))
-        values: dict[str, Value] = {"delivered_at": delivered_at, "problem": problem}
-        await self._rows(_SETTLE, id=key, body=body, delay=delay, **values)
+        await self._rows(
+            _SETTLE,
+            id=key,
+            body=body,
+            delay=delay,
+            delivered_at=delivered_at,
+            problem=problem,
+        )
 
     async def _pending(self, record: RunRecord) -> tuple[PendingApproval, ...]:
         now = self._clock.now()
         found = list[PendingApproval]()
-        for row in await self._store.open_approvals(
-            now, run_id=record.run_id, limit=_MOST_PENDING
+        for row in await self._store.approvals(
+            OPEN, now, run_id=record.run_id, limit=_MOST_PENDING
         ):
             with suppress(ApprovalRefusedError):  # a row that was altered
                 found.append(read_approval(row, now=now))
@@ -524,18 +530,15 @@ def _key_bytes(key: object) -> bytes:
 class _Body:
     """The JSON in a notice's row; ``taken``: the listeners that have received it."""
 
-    status: str = ""
-    problem: str = ""
+    status: str
+    problem: str
     head: str = ""
     taken: list[str] = field(default_factory=list[str])
 
 
-def _body(key: Value, text: Value) -> _Body:
+def _body(key: str, text: str) -> _Body:
     with reading_row(f"The body of notice {key!r} is"):
-        body = json.loads(str(text))
-        taken = [str(name) for name in body.get("taken", ())]
-        head = str(body.get("head", ""))
-        return _Body(str(body["status"]), str(body["problem"]), head, taken)
+        return read_values(_Body, json.loads(text))
 
 
 @contextmanager

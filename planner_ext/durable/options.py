@@ -8,7 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from planner_ext.approval.decisions import Authorize, check_authorize, is_duration
+from planner_ext.approval.decisions import (
+    AuthorizeHooks,
+    check_authorize,
+    is_duration,
+)
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.causes import causes_of, status_of
 from planner_ext.core.errors import PlannerExtError, require, shown
@@ -158,7 +162,7 @@ class WorkerOptions(TypedDict, total=False):
     max_deaths: int
     grace_seconds: float
     clock: Clock | None
-    authorize: Authorize | tuple[Authorize, ...] | None
+    authorize: AuthorizeHooks
     on_paused: Listener | None
     on_ended: Listener | None
     on_failed: Listener | None
@@ -180,7 +184,7 @@ class WorkerSettings:
     max_deaths: int = 3
     grace_seconds: float = 25.0
     clock: Clock | None = None
-    authorize: Authorize | tuple[Authorize, ...] | None = None
+    authorize: AuthorizeHooks = None
     on_paused: Listener | None = None
     on_ended: Listener | None = None
     on_failed: Listener | None = None
@@ -245,8 +249,8 @@ def check_poll_seconds(given: object) -> None:
 
 
 def checked_hook(
-    authorize: Authorize | tuple[Authorize, ...] | None,
-) -> Authorize | tuple[Authorize, ...] | None:
+    authorize: AuthorizeHooks,
+) -> AuthorizeHooks:
     """Return an ``authorize`` hook, or raise `InvalidLimitError` if it is not a function."""
     check_authorize(authorize)
     return authorize

@@ -91,6 +91,8 @@ _SYNCHRONOUS = """
 _POOLER_TRIES = 10
 _POOLER_SECONDS = 5.0
 """How long another session of a pooler is waited for."""
+_PATIENCE_SECONDS = 60.0
+"""How long a server that cannot be reached is waited for."""
 _LEAVE_SECONDS = 5.0
 """How long closing waits for a server that does not answer."""
 _KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
@@ -117,6 +119,8 @@ lock again."""
 _CHANNEL = "planner_ext_due"
 _HINT = f"SELECT pg_notify('{_CHANNEL}', '')"
 
+_CONNECTIONS = 4
+"""Those of a store; each runs one transaction at a time."""
 _MISSING_SECONDS = 1.0
 """How long a worker's lock is missing until the worker counts as dead: a lost session
 is opened again at once."""
@@ -156,7 +160,6 @@ class PostgresDatabase:
 
     Args:
         url: ``postgresql://...``.
-        connections: Their number; each runs one transaction at a time.
         patience: Seconds to wait for an unreachable server.
     """
 
@@ -173,12 +176,10 @@ class PostgresDatabase:
     skip_locked: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
     hints: ClassVar[Sequence[Step]] = ((_HINT, {}),)
 
-    def __init__(
-        self, url: str, *, connections: int = 4, patience: float = 60.0
-    ) -> None:
+    def __init__(self, url: str, *, patience: float = _PATIENCE_SECONDS) -> None:
         self.waits = Waits(patience, url)
         self._url = url
-        self._connections = [_StoreConnection(url) for _ in range(connections)]
+        self._connections = [_StoreConnection(url) for _ in range(_CONNECTIONS)]
         self._free: asyncio.LifoQueue[_StoreConnection] = asyncio.LifoQueue()
         for one in self._connections:
             self._free.put_nowait(one)
@@ -227,7 +228,7 @@ class PostgresDatabase:
             async with await _connect(self._url) as connection:
                 found = await connection.execute(_TABLES)
                 for (table,) in await found.fetchall():
-                    name = psycopg.sql.Identifier(str(table))
+                    name = psycopg.sql.Identifier(table)
                     command = psycopg.sql.SQL("VACUUM (FULL, ANALYZE) {}")
                     await connection.execute(command.format(name))
                 await connection.execute("VACUUM (FULL) pg_statistic")
@@ -401,15 +402,13 @@ class PostgresWorkers:
     Args:
         url: ``postgresql://...``.
         name: The worker's name.
-        patience: Seconds to wait for an unreachable server.
     """
 
-    def __init__(self, url: str, name: str, *, patience: float = 60.0) -> None:
+    def __init__(self, url: str, name: str) -> None:
         self.name = name
         self.worker_id = f"{name}/{uuid.uuid4().hex}"
         self.hinted = asyncio.Event()
         self._url = url
-        self._patience = patience
         self._connection: _Connection
         self._keeping: asyncio.Task[None]
         self._is_held = True
@@ -425,7 +424,7 @@ class PostgresWorkers:
         """
         with _as_store_errors(self._url):
             self._connection = await _with_retries(
-                self._locked, Waits(self._patience, self._url)
+                self._locked, Waits(_PATIENCE_SECONDS, self._url)
             )
         self._keeping = asyncio.create_task(self._keep())
         return self
@@ -557,7 +556,7 @@ def _is_pooled(connection: _Connection) -> bool:
 async def _session_id(connection: _Connection) -> int:
     row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
     assert row is not None
-    return int(row[0] or 0)
+    return row[0]
 
 
 async def _prepare(connection: _Connection, *, create: bool, older: bool) -> None:

@@ -30,7 +30,7 @@ from planner_ext.core.facts import CallDecided, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, Call, OpenRun, State, path_of
 from planner_ext.core.values import frozen
-from planner_ext.durable.database import Row, Value, read_values
+from planner_ext.durable.database import Row, read_values
 from planner_ext.durable.errors import ApprovalRefusedError, reading_row
 from planner_ext.durable.inputs import RunInputs, SaidMessage, read_said
 from planner_ext.engine.document import check_schema, load_facts
@@ -333,7 +333,7 @@ def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fac
             )
         try:
             check_schema(schema)
-            values.append(json.loads(str(fact)))
+            values.append(json.loads(fact))
         except InvalidJournalError as error:
             raise type(error)(f"Row {place} of run {run_id!r}: {error}") from error
         except Exception as error:
@@ -401,14 +401,14 @@ def read_approval(
         said,
     ) = row
     with reading_row(f"The row of approval {key!r} is", ApprovalRefusedError):
-        call = json.loads(str(text))
+        call = json.loads(text)
         function = call["fully_qualified_name"]
         arguments = call["arguments"]
         roles = tuple(call["roles"])
         digest = digest_of(function, arguments)
         if call.pop("further", False):
             digest = further_digest(digest, call["source"], roles)
-        run = str(call.pop("run_id", run_id))  # of a run inside, its own name
+        run = call.pop("run_id", run_id)  # of a run inside, its own name
         within = run == run_id or run.startswith(f"{run_id}/")
         asked = fingerprint_of(
             run, call["iteration"], call["id"], digest, call["signature"]
@@ -427,7 +427,7 @@ def read_approval(
             "is_escalated": is_escalated,
             "votes": tuple(
                 DecisionRecord(
-                    call=str(key),
+                    call=key,
                     fully_qualified_name=function,
                     kind="approve",
                     by=by,
@@ -443,9 +443,9 @@ def read_approval(
             "expires_at": expires_at,
             "status": status,
             "decided_at": decided_at,
-            "problem": json.loads(str(problem or '""')),
+            "problem": json.loads(problem or '""'),
             "refused": [read_refusal(one, function, arguments) for one in refused],
-            "said": read_said(str(run_id), said),
+            "said": read_said(run_id, said),
         }
         if decision is not None:
             read["decision"] = decision_record(
@@ -467,7 +467,7 @@ def read_refusal(
     key, decision, problem, at = row
     with reading_row(f"A refused decision on {key!r} is"):
         record = decision_record(key, decision, at, function, requested)
-        return replace(record, refused=str(json.loads(str(problem))))
+        return replace(record, refused=json.loads(problem))
 
 
 def _text(value: object) -> str:
@@ -477,41 +477,41 @@ def _text(value: object) -> str:
 
 
 def decision_record(
-    key: Value,
-    text: Value,
-    at: Value,
+    key: str,
+    text: str,
+    at: float,
     function: str,
     requested: Mapping[str, Any] | None = None,
 ) -> DecisionRecord:
     """Read the decision on a call from the text that `write_decision` wrote."""
-    data: dict[str, Any] = json.loads(str(text))
-    kind, by, reason = (
-        _text(data.get(name) or "") for name in ("kind", "by", "reason")
+    data: dict[str, Any] = json.loads(text)
+    kind, by, reason, grant = (
+        _text(data.get(name) or "") for name in ("kind", "by", "reason", "grant")
     )
     arguments = None
     if kind == "approve":
         given = data.get("arguments")
         arguments = requested if given is None else dict(given)
     return DecisionRecord(
-        call=str(key),
+        call=key,
         fully_qualified_name=function,
         kind=cast("DecisionKind", kind),
         by=by,
-        at=datetime.fromtimestamp(float(at or 0), UTC),
+        at=datetime.fromtimestamp(at, UTC),
         requested=requested,
         arguments=arguments,
         reason=reason,
         result=data.get("result"),
         always=data.get("always"),
-        grant=_text(data.get("grant") or ""),
+        grant=grant,
     )
 
 
-def read_moment(at: Value) -> datetime | None:
+def read_moment(at: float | None) -> datetime | None:
     """Read a column of a time."""
     if at is None:
         return None
-    return datetime.fromtimestamp(float(at), UTC)
+    return datetime.fromtimestamp(at, UTC)
 
 
 def write_votes(votes: Iterable[tuple[str, datetime]]) -> str:
@@ -520,9 +520,9 @@ def write_votes(votes: Iterable[tuple[str, datetime]]) -> str:
     return json.dumps(written) if written else ""
 
 
-def read_votes(text: Value) -> list[tuple[str, datetime]]:
+def read_votes(text: str | None) -> list[tuple[str, datetime]]:
     """Read what `write_votes` wrote."""
-    read = json.loads(str(text or "[]"))
+    read = json.loads(text or "[]")
     return [(_text(by), datetime.fromtimestamp(float(at), UTC)) for by, at in read]
 
 
@@ -597,9 +597,7 @@ def read_decision(text: str) -> MadeDecision:
 
 
 def _kind_of(decision: object) -> str | None:
-    return next(
-        (name for name, kind in _KINDS.items() if isinstance(decision, kind)), None
-    )
+    return next((name for name in _KINDS if isinstance(decision, _KINDS[name])), None)
 
 
 def _check_decision(decision: Decision) -> None:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.limits import is_positive_number
 from planner_ext.core.values import frozen
-from planner_ext.durable.database import Database, Row, Step, Value
+from planner_ext.durable.database import Database, Row, Step
 from planner_ext.durable.errors import StoreError, reading_row
 from planner_ext.durable.listing import ENDS
 from planner_ext.durable.store import JournalStore
@@ -109,7 +109,7 @@ def read_retention(rows: Sequence[Row]) -> Retention | None:
     if not rows:
         return None
     with reading_row("The retention of the store is"):
-        return Retention(**json.loads(str(rows[0][0])))
+        return Retention(**json.loads(rows[0][0]))
 
 
 async def set_retention(store: JournalStore, retention: Retention) -> None:
@@ -159,7 +159,7 @@ async def forget_key(
     (rows,) = await database.transact(GET_DIGEST_KEY)
     # Earlier than in any time zone.
     day = datetime.fromtimestamp(now, UTC) - timedelta(days=1)
-    values: dict[str, Value] = {
+    values = {
         "key": key,
         "digest": forgotten_key(rows, key),
         "hour": day.strftime("%Y-%m-%dT%H"),
@@ -173,6 +173,6 @@ async def forget_key(
 
 def forgotten_key(secret: Sequence[Row], key: str) -> str:
     """Return what stands for a forgotten key of shared budgets, given the answer to `GET_DIGEST_KEY`."""
-    written = str(secret[0][0])
+    ((written,),) = secret
     digest = hmac.digest(written.encode(), key.encode(), hashlib.sha256)
     return f"forgotten:{digest.hex()}"

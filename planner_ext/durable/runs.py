@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self, TypeVar, Unpack
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
-    Authorize,
+    AuthorizeHooks,
     Decision,
     Interceptor,
     RunAction,
@@ -199,7 +199,7 @@ class RunsClient:
         *,
         poll_seconds: float = 0.25,
         clock: Clock | None = None,
-        authorize: Authorize | tuple[Authorize, ...] | None = None,
+        authorize: AuthorizeHooks = None,
         verified: bool = False,
     ) -> AsyncGenerator["RunsClient"]:
         """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
@@ -229,7 +229,7 @@ class RunsClient:
     def acting(
         self,
         *,
-        authorize: Authorize | tuple[Authorize, ...] | None = None,
+        authorize: AuthorizeHooks = None,
         verified: bool = False,
     ) -> "RunsClient":
         """@private Return a client of the same store, under one more hook."""
@@ -510,9 +510,7 @@ class RunsClient:
             )
         await self._store.set_inbox(address.rstrip("/"))
 
-    def approvals(
-        self, *, authorize: Authorize | tuple[Authorize, ...] | None = None
-    ) -> Approvals:
+    def approvals(self, *, authorize: AuthorizeHooks = None) -> Approvals:
         """Return the approvals of the same store; ``authorize`` is asked besides this client's hook."""
         client = self.acting(authorize=authorize, verified=self._doorkeeper.verified)
         return Approvals(self._store, clock=self._clock, doorkeeper=client._doorkeeper)

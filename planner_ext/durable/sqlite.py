@@ -236,7 +236,7 @@ class SqliteDatabase:
                     return self._perform_all(group)
                 except (sqlite3.Error, *_INVALID) as error:
                     problem = _as_store_error(self._path, error)
-                    if not (_may_pass(error) and waits(problem)):
+                    if not (_code(error) in _PASSING and waits(problem)):
                         return [problem for _ in group]
                 except StoreError as error:
                     return [error for _ in group]
@@ -463,10 +463,6 @@ def _code(error: Exception) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _may_pass(error: Exception) -> bool:
-    return _code(error) in _PASSING
-
-
 def _as_store_error(path: Path, error: Exception) -> StoreError:
     if getattr(error, "sqlite_errorcode", 0) in _CONFLICTS:
         return DuplicateRowError(str(error))
@@ -503,7 +499,10 @@ class LockedWorkers:
         self._descriptor = descriptor
 
     async def __aenter__(self) -> Self:
-        self._sweep()
+        for lock in self._path.parent.glob(f"{escape(self._path.name)}.*.lock"):
+            self._is_held(
+                lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock")
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -522,12 +521,6 @@ class LockedWorkers:
             return True
         drop_lock(lock, descriptor)
         return False
-
-    def _sweep(self) -> None:
-        for lock in self._path.parent.glob(f"{escape(self._path.name)}.*.lock"):
-            self._is_held(
-                lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock")
-            )
 
     def _lock(self, worker_id: str) -> Path:
         return lock_file(self._path, worker_id)

@@ -11,8 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
@@ -242,8 +241,6 @@ _DECIDED = (
     f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
 )
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
-_COUNT_CALLS = "SELECT COUNT(*) FROM planner_approvals WHERE"
-_IS_DECIDED = "decided_at IS NOT NULL AND decision IS NOT NULL"
 
 _IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {age} <= lease_seconds)"
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
@@ -285,13 +282,8 @@ class Opening(AbstractAsyncContextManager[T]):
     async def __aenter__(self) -> T:
         return await self._context.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return await self._context.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._context.__aexit__(*error)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -420,22 +412,22 @@ class JournalStore:
             WHERE NOT EXISTS (SELECT 1 FROM planner_deleted WHERE digest = :digest)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
-        values: dict[str, Value] = {
+        values = {
             "run_id": run_id,
+            "digest": run_digest(run_id),
             "goal": json.dumps(goal),
             "owner": owner,
             "at": at,
+            "status": status,
+            "inputs": inputs,
+            "tags": tags,
+            "priority": priority,
+            "wake_at": wake_at,
         }
-        values |= {"status": status, "inputs": inputs, "tags": tags}
-        values |= {"priority": priority, "wake_at": wake_at}
-        digest: dict[str, Value] = {"digest": run_digest(run_id)}
         hints = self.database.hints if owner is None else ()
-        forget = (
-            "DELETE FROM planner_deleted WHERE digest = :digest",
-            digest,
-        )
-        insert = (statement, {**values, **digest})
-        steps = [forget, insert] if reuse else [insert]
+        forget = "DELETE FROM planner_deleted WHERE digest = :digest"
+        statements = [forget, statement] if reuse else [statement]
+        steps = [(one, values) for one in statements]
         rows = await self.database.transact(*steps, *hints)
         return bool(rows[len(steps) - 1])
 
@@ -447,10 +439,7 @@ class JournalStore:
         """
         digest = run_digest(run_id)
         rows = await self._rows(statement, run_id=run_id, digest=digest)
-        if rows:
-            name, at = rows[0]
-            return str(name), float(at or 0)
-        return None
+        return rows[0] if rows else None
 
     async def append(self, run_id: str, *steps: Step) -> None:
         """Append rows to a run's journal and update the derived tables, durably.
@@ -473,15 +462,13 @@ class JournalStore:
             return Chain.begin(run_id)
         rows = await self._rows(_CHAIN, run_id=run_id, last=number - 1)
         link, salt = rows[0] if rows else ("", "")
-        return Chain(
-            run=run_digest(run_id), number=number, link=str(link), salt=str(salt)
-        )
+        return Chain(run=run_digest(run_id), number=number, link=link, salt=salt)
 
     async def load_chained(
         self, run_id: str, seen: int
     ) -> tuple[tuple[Fact, ...], Chain | None]:
         """Read a run's facts after the first ``seen``, and its chain; None if facts came in between."""
-        values: dict[str, Value] = {"run_id": run_id, "seen": seen}
+        values = {"run_id": run_id, "seen": seen}
         rows, last = await self.database.transact(
             (_JOURNAL, values), (_LAST_LINK, values)
         )
@@ -501,7 +488,7 @@ class JournalStore:
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal; raise `UnknownRunError` or `InvalidJournalError`."""
-        values: dict[str, Value] = {"run_id": run_id, "seen": 0}
+        values = {"run_id": run_id, "seen": 0}
         return _read_stored(
             run_id,
             *await self.database.transact((_GET_STORED, values), (_JOURNAL, values)),
@@ -511,7 +498,7 @@ class JournalStore:
         self, run_id: str
     ) -> tuple[StoredRun, Chain | None, NewBudget | None, str, Sequence[Row]]:
         """Read a run and its `chain`, its new budget, what was said to it, and the rows of its `decisions`."""
-        values: dict[str, Value] = {"run_id": run_id, "seen": 0}
+        values = {"run_id": run_id, "seen": 0}
         runs, facts, last, decided = await self.database.transact(
             (_GET_STORED, values),
             (_JOURNAL, values),
@@ -522,7 +509,7 @@ class JournalStore:
             _read_stored(run_id, runs, facts),
             _chain_of(run_id, len(facts), last),
             read_new_budget(run_id, runs[0][-2]),
-            str(runs[0][-1] or ""),
+            runs[0][-1] or "",
             decided,
         )
 
@@ -530,7 +517,7 @@ class JournalStore:
         self, run_id: str, seen: int, *, now: float
     ) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
         """Read a run, whether it `continues`, and its facts after the first ``seen``."""
-        values: dict[str, Value] = {**times(now), "run_id": run_id, "seen": seen}
+        values = {**times(now), "run_id": run_id, "seen": seen}
         statement = _RUN_AND_DUE.format(now=self.database.now)
         rows, facts = await self.database.transact(
             (statement, values), (_JOURNAL, values)
@@ -548,7 +535,7 @@ class JournalStore:
         )
         record = _read_run(run_id, [row[:-2] for row in rows])
         continues, seconds = rows[0][-2:]
-        late = None if seconds is None else max(0.0, float(seconds))
+        late = None if seconds is None else max(0.0, seconds)
         return record, bool(continues), bool(held[0][0]), late
 
     async def load_facts(self, run_id: str, seen: int) -> tuple[Fact, ...]:
@@ -605,8 +592,8 @@ class JournalStore:
         last = ""
         while rows := await self._rows(statement, **values, last=last, limit=_PAGE):
             for (run_id,) in rows:
-                yield str(run_id)
-            last = str(rows[-1][0])
+                yield run_id
+            last = rows[-1][0]
 
     async def stats(self, now: float) -> RunStats:
         """Read the numbers of the store, from indexes."""
@@ -622,12 +609,12 @@ class JournalStore:
             ),
             (GET_HOLD, {}),
         )
-        counts = {str(status): int(number or 0) for status, number in statuses}
+        counts = dict[str, int](statuses)
         return RunStats(
             total=sum(counts.values()),
             by_status={status: counts.get(status, 0) for status in STATUSES},
-            retrying=int(retrying[0][0] or 0),
-            oldest_approval_seconds=now - float(oldest[0][0] or 0) if oldest else None,
+            retrying=retrying[0][0],
+            oldest_approval_seconds=now - oldest[0][0] if oldest else None,
             hold=read_hold(held),
         )
 
@@ -643,7 +630,7 @@ class JournalStore:
         )
         of_hold = tuple(one for row in held for one in row)
         return StoreMarks(
-            number=int(waiting[0][0] or 0),
+            number=waiting[0][0],
             waiting=_mark((*waiting[0], *of_hold)),
             runs=_mark((*runs[0], *of_hold)),
             hold=read_hold(held),
@@ -656,11 +643,11 @@ class JournalStore:
         found, owners = await self.database.transact(
             (look, values), (self._owners(), {"me": me})
         )
-        has_free, has_expired, has_died = found[0]
+        has_free, has_expired, has_died = map(bool, found[0])
         return Look(
-            has_free=bool(has_free),
-            has_expired=bool(has_expired),
-            has_died=bool(has_died),
+            has_free=has_free,
+            has_expired=has_expired,
+            has_died=has_died,
             owners=_read_owners(owners),
         )
 
@@ -698,7 +685,7 @@ class JournalStore:
             f"SELECT run_id FROM planner_runs WHERE status IN ({statuses}) AND {listed}"
         )
         rows = await self._rows(statement, names=_listed(names))
-        return {str(run_id) for (run_id,) in rows}
+        return {run_id for (run_id,) in rows}
 
     async def due(
         self, now: float, dead: Collection[str], *, again_after: float | None = None
@@ -717,7 +704,7 @@ class JournalStore:
             which = f"(owner IS NULL OR {_DEAD}) AND {_UNTOLD}"
         due = due_runs(which).format(now=self.database.now)
         statement = f"{_RUN} WHERE run_id IN (SELECT run_id FROM ({due}) AS due) {_ORDER} LIMIT :limit OFFSET :offset"
-        values: dict[str, Value] = {
+        values = {
             **times(now),
             "dead": _listed(dead),
             "again_after": again_after,
@@ -735,18 +722,12 @@ class JournalStore:
         statement = _TELL.format(
             now=self.database.now, skip_locked=self.database.skip_locked
         )
-        steps: list[Step] = []
-        for record in records:
-            values = {
-                "run_id": record.run_id,
-                "seen": record.owner or "",
-                "again_after": again_after,
-            }
-            steps.append((statement, values))
-        told = ()
-        if steps:
-            told = await self.database.transact(*steps)
-        return tuple(str(run_id) for rows in told for (run_id,) in rows)
+        among = [
+            {"run_id": one.run_id, "seen": one.owner or "", "again_after": again_after}
+            for one in records
+        ]
+        told = await self.database.transact(*((statement, values) for values in among))
+        return tuple(run_id for rows in told for (run_id,) in rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
         """Whether a run is driven or due."""
@@ -793,7 +774,7 @@ class JournalStore:
             SET owner = :owner, told_at = NULL, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
             WHERE run_id = :run_id AND {_STILL_SEEN} AND {_MAY_DRIVE} RETURNING run_id
         """
-        values: dict[str, Value] = {"run_id": run_id, "owner": owner}
+        values = {"run_id": run_id, "owner": owner}
         steps = [(statement, {**values, "seen": seen or "", "beat": beat})]
         if counts is not None:
             steps.append(
@@ -833,10 +814,7 @@ class JournalStore:
         """Read the faults and deaths that were counted at this progress."""
         statement = "SELECT retries, deaths FROM planner_runs WHERE run_id = :run_id AND progress = :progress"
         rows = await self._rows(statement, run_id=run_id, progress=progress)
-        if not rows:
-            return 0, 0
-        retries, deaths = rows[0]
-        return int(retries or 0), int(deaths or 0)
+        return rows[0] if rows else (0, 0)
 
     async def park(
         self,
@@ -915,7 +893,7 @@ class JournalStore:
                 new_budget = COALESCE(:budget, new_budget), updated_at = :at
             {chosen} RETURNING run_id
         """
-        values: dict[str, Value] = {"run_id": run_id, "at": at, "budget": budget}
+        values = {"run_id": run_id, "at": at, "budget": budget}
         _, rows = await self.database.transact((note, values), (revive, values))
         return bool(rows)
 
@@ -929,16 +907,13 @@ class JournalStore:
         ((waited, revivals),) = await self._rows(
             statement, run_id=run_id, ahead=times(now)["ahead"]
         )
-        return float(waited or 0), int(revivals or 0)
+        return waited or 0.0, int(revivals or 0)
 
     async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
         """Return the seconds since a worker's heartbeat, and its lease; None without a row."""
         statement = f"SELECT {self.database.age}, lease_seconds FROM planner_workers WHERE worker_id = :worker_id"
         rows = await self._rows(statement, worker_id=worker_id)
-        if not rows:
-            return None
-        age, lease = rows[0]
-        return float(age or 0), float(lease or 0)
+        return rows[0] if rows else None
 
     async def release_all(self, owner: str) -> None:
         """Clear a worker as the owner of all runs."""
@@ -961,8 +936,8 @@ class JournalStore:
         )
         for run_id, status, text, said in rows:
             try:
-                new = read_new_budget(str(run_id), text)
-                found.append((str(run_id), status in ENDS, new, str(said or "")))
+                new = read_new_budget(run_id, text)
+                found.append((run_id, status in ENDS, new, said or ""))
             except StoreError as error:
                 logger.error("A run does not get another budget: %s", error)
         return found, bool(held[0][0])
@@ -996,9 +971,7 @@ class JournalStore:
         """Read the address of the inbox; "" if there is none."""
         statement = "SELECT value FROM planner_settings WHERE name = 'inbox'"
         rows = await self._rows(statement)
-        if rows:
-            return str(json.loads(str(rows[0][0])))
-        return ""
+        return json.loads(rows[0][0]) if rows else ""
 
     async def hooks_of_unfinished(self) -> tuple[str, ...]:
         """Read the names of the ``authorize`` hooks of an unfinished run that has some."""
@@ -1007,13 +980,11 @@ class JournalStore:
             WHERE status IN ('queued', 'running', 'paused') AND ({_IS_GUARDED}) LIMIT 1
         """
         rows = await self._rows(statement, hook=_HOOK)
-        if rows:
-            first, *others = rows[0]
-            return hooks_in(str(first), *others)
-        return ()
+        return hooks_in(*rows[0]) if rows else ()
 
-    async def open_approvals(
+    async def approvals(
         self,
+        chosen: str,
         now: float,
         *,
         run_id: str | None = None,
@@ -1021,26 +992,24 @@ class JournalStore:
         offset: int = 0,
         **filters: Unpack[CallFilters],
     ) -> Sequence[Row]:
-        """List the rows of open approvals, the oldest first."""
-        which, values = calls_clause(filters)
-        statement = f"""
-            {_APPROVAL} WHERE {_of_run(run_id)} {OPEN}{which} ORDER BY asked_at, id LIMIT :limit OFFSET :offset
-        """
-        return await self._rows(
-            statement, **values, now=now, run_id=run_id, **_page(limit, offset)
-        )
+        """List the rows of `OPEN` approvals, the oldest first, or `DECIDED` ones, the latest decision first."""
+        where, values = calls_clause(chosen, run_id, filters)
+        order = "asked_at, id" if chosen == OPEN else "decided_at DESC, id DESC"
+        statement = f"{_APPROVAL} {where} ORDER BY {order} LIMIT :limit OFFSET :offset"
+        return await self._rows(statement, **values, now=now, **_page(limit, offset))
 
-    async def count_open_approvals(
+    async def count_approvals(
         self,
+        chosen: str,
         now: float,
         *,
         run_id: str | None = None,
         **filters: Unpack[CallFilters],
     ) -> int:
-        """Count the open approvals."""
-        which, values = calls_clause(filters)
-        statement = f"{_COUNT_CALLS} {_of_run(run_id)} {OPEN}{which}"
-        return await self._number(statement, **values, now=now, run_id=run_id)
+        """Count the approvals that `approvals` lists."""
+        where, values = calls_clause(chosen, run_id, filters)
+        statement = f"SELECT COUNT(*) FROM planner_approvals {where}"
+        return await self._number(statement, **values, now=now)
 
     async def equal_approvals(self, now: float, *, limit: int) -> Mapping[str, int]:
         """Count open approvals by what is asked, the most first, where that are several."""
@@ -1049,33 +1018,7 @@ class JournalStore:
             GROUP BY question HAVING COUNT(*) > 1 ORDER BY COUNT(*) DESC, question LIMIT :limit
         """
         rows = await self._rows(statement, now=now, limit=limit)
-        return {str(question): int(number or 0) for question, number in rows}
-
-    async def decided_approvals(
-        self,
-        *,
-        run_id: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
-        **filters: Unpack[CallFilters],
-    ) -> Sequence[Row]:
-        """List the rows of decided approvals, the latest decision first."""
-        which, values = calls_clause(filters)
-        statement = f"""
-            {_APPROVAL} WHERE {_of_run(run_id)} {_IS_DECIDED}{which}
-            ORDER BY decided_at DESC, id DESC LIMIT :limit OFFSET :offset
-        """
-        return await self._rows(
-            statement, **values, run_id=run_id, **_page(limit, offset)
-        )
-
-    async def count_decided_approvals(
-        self, *, run_id: str | None = None, **filters: Unpack[CallFilters]
-    ) -> int:
-        """Count the decided approvals."""
-        which, values = calls_clause(filters)
-        statement = f"{_COUNT_CALLS} {_of_run(run_id)} {_IS_DECIDED}{which}"
-        return await self._number(statement, **values, run_id=run_id)
+        return dict(rows)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
         """Read the rows of an approval and of its refused decisions."""
@@ -1145,7 +1088,7 @@ class JournalStore:
                   AND (CAST(:votes AS TEXT) = '' OR COALESCE(votes, '') = :seen)
             RETURNING id
         """
-        values: dict[str, Value] = {
+        values = {
             "id": key,
             "decision": decision,
             "votes": votes,
@@ -1167,7 +1110,7 @@ class JournalStore:
     ) -> None:
         """Reopen an approval without votes, and keep the decision as refused: it is no use of its grant."""
         decided = "WHERE id = :id AND status = 'decided'"
-        values: dict[str, Value] = {
+        values = {
             "id": key,
             "decision": decision,
             "problem": json.dumps(problem),
@@ -1242,7 +1185,7 @@ class JournalStore:
             raise StoreError(
                 f"Runs that are {status!r} are not deleted. Give one of: {', '.join(AT_REST)}."
             )
-        values: dict[str, Value] = {"status": status, "before": before}
+        values = {"status": status, "before": before}
         if dry_run:
             old = _OLD.format(age=self.database.age)
             return await self._number(
@@ -1280,14 +1223,14 @@ class JournalStore:
             SELECT run_id, updated_at FROM planner_runs
             WHERE {_OLD} AND updated_at >= :after {has_texts} ORDER BY updated_at LIMIT :batch
         """.format(age=self.database.age)
-        values: dict[str, Value] = {"status": status, "before": before}
+        values = {"status": status, "before": before}
         rows = await self._rows(statement, **values, after=after, batch=_BATCH)
         if not rows:
             return None
-        names = [str(run_id) for run_id, _ in rows]
+        names = [run_id for run_id, _ in rows]
         take = _TAKE_TEXTS if only_texts else _TAKE_RUNS
         number = await self._take_out(names, _OLD, take, **values)
-        return number, float(rows[-1][1] or 0)
+        return number, rows[-1][1]
 
     async def prunable(
         self, *, status: str, before: float, only_guarded: bool
@@ -1299,7 +1242,7 @@ class JournalStore:
             SELECT run_id, inputs, ({_FIRST_FACT}) FROM planner_runs
             WHERE {old} AND run_id > :last {guarded} ORDER BY run_id LIMIT :limit
         """
-        values: dict[str, Value] = {
+        values = {
             "status": status,
             "before": before,
             "hook": _HOOK,
@@ -1307,11 +1250,11 @@ class JournalStore:
         }
         last = ""
         while rows := await self._rows(statement, **values, last=last):
-            for run_id, *texts in rows:
-                names = hooks_in(str(run_id), *texts)
+            for row in rows:
+                names = hooks_in(*row)
                 if names or not only_guarded:
-                    yield str(run_id), names
-            last = str(rows[-1][0])
+                    yield row[0], names
+            last = rows[-1][0]
 
     async def close(self) -> None:
         """Close the database."""
@@ -1321,9 +1264,9 @@ class JournalStore:
         self, names: Sequence[str], chosen: str, take: Sequence[str], **values: Value
     ) -> int:
         """Take those of the named runs out that a condition chooses; a unique owner locks their rows first."""
-        owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
+        owner = {"owner": f"deleted/{uuid.uuid4().hex}"}
         chosen = chosen.format(age=self.database.age)
-        named: dict[str, Value] = {
+        named = {
             f"name_{chr(ord('a') + place)}": name for place, name in enumerate(names)
         }
         placeholders = ", ".join(f":{one}" for one in named)
@@ -1350,11 +1293,8 @@ class JournalStore:
         if heartbeat is None:
             return 0.0
         age, lease = heartbeat
-        return (
-            now
-            if age <= lease and await self.database.holds_lock(worker_id)
-            else now - max(age, 1.0)
-        )
+        lives = age <= lease and await self.database.holds_lock(worker_id)
+        return now if lives else now - max(age, 1.0)
 
     def _owners(self) -> str:
         return _OWNERS.format(is_locked=self.database.is_locked)
@@ -1363,8 +1303,8 @@ class JournalStore:
         return (await self.database.transact((statement, values)))[0]
 
     async def _number(self, statement: str, **values: Value) -> int:
-        rows = await self._rows(statement, **values)
-        return int(rows[0][0] or 0)
+        ((number,),) = await self._rows(statement, **values)
+        return number
 
 
 def notice_step(
@@ -1373,14 +1313,15 @@ def notice_step(
     """Return the step that adds a notice of a run's new status, if a worker subscribed."""
     told = {"status": status, "problem": problem, "head": head}
     body = json.dumps(told, separators=(",", ":"))
-    values: dict[str, Value] = {
+    values = {
         "id": uuid.uuid4().hex,
         "run_id": run_id,
         "status": status,
+        "event": _EVENT_OF.get(status, "ended"),
         "body": body,
         "at": at,
     }
-    return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
+    return ADD_NOTICE, values
 
 
 def _listed(names: Collection[str]) -> str:
@@ -1391,10 +1332,10 @@ def _listed(names: Collection[str]) -> str:
 def _read_owners(rows: Sequence[Row]) -> list[RunOwner]:
     return [
         RunOwner(
-            worker_id=str(owner),
+            worker_id=owner,
             is_locked=bool(is_locked),
-            seen_at=None if seen_at is None else float(seen_at),
-            lease=float(lease or 0),
+            seen_at=seen_at,
+            lease=lease or 0.0,
         )
         for owner, is_locked, seen_at, lease in rows
     ]
@@ -1404,18 +1345,14 @@ def _mark(row: Row) -> str:
     return "/".join(map(repr, row))
 
 
-def _of_run(run_id: str | None) -> str:
-    return "" if run_id is None else "run_id = :run_id AND"
-
-
-def _page(limit: object, offset: object) -> dict[str, Value]:
+def _page(limit: int, offset: int) -> dict[str, int]:
     page = {"limit": limit, "offset": offset}
     for name, value in page.items():
         if not is_count(value, least=0) or value >= 2**63:
             raise StoreError(
                 f"{name} must be a whole number, 0 or more; got {value!r}."
             )
-    return cast("dict[str, Value]", page)
+    return page
 
 
 def _read_runs(rows: Sequence[Row]) -> list[RunRecord]:
@@ -1457,5 +1394,5 @@ def _chain_of(run_id: str, number: int, last: Sequence[Row]) -> Chain | None:
         return Chain.begin(run_id)
     ((seq, link, salt),) = last
     run = run_digest(run_id)
-    chain = Chain(run=run, number=number, link=str(link), salt=str(salt))
+    chain = Chain(run=run, number=number, link=link, salt=salt)
     return chain if seq == number - 1 else None

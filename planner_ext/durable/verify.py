@@ -50,14 +50,12 @@ async def verify_store(store: JournalStore, heads: _HeadsByRun) -> Verified:
             unseen.append(run_id)
     (gone,) = await store.database.transact((_DELETED, {}))
     for run, head in gone:
-        known = left.pop(str(run), {})
-        number, _, link = str(head or "0.").partition(".")
+        known = left.pop(run, {})
+        number, _, link = (head or "0.").partition(".")
         if max(known, default=0) > int(number) or link not in known.get(
             int(number), link
         ):
-            defects[str(run)] = (
-                "it was deleted, and its journal was not that of its heads"
-            )
+            defects[run] = "it was deleted, and its journal was not that of its heads"
     defects |= {run: "its journal is missing, and no deletion is noted" for run in left}
     return Verified(
         journals=journals, deleted=len(gone), unseen=tuple(unseen), defects=defects

@@ -48,7 +48,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from planner_ext.approval.decisions import (
     Approve,
-    Authorize,
+    AuthorizeHooks,
     Decision,
     Deny,
     InvalidDecisionError,
@@ -202,7 +202,7 @@ class Runner:
     store: JournalStore
     in_doubt: InDoubt
     clock: Clock
-    authorize: Authorize | tuple[Authorize, ...] | None = None
+    authorize: AuthorizeHooks = None
     driven: DrivenRuns = field(default_factory=DrivenRuns)
 
     async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
@@ -293,10 +293,10 @@ class Runner:
         """Read decisions by path; a damaged one is refused, and not copied."""
         decided: dict[str, _Decided] = {}
         for row in rows:
-            key = str(row[0])
+            key = row[0]
             try:
                 approval = read_approval(row)
-                made = read_decision(str(row[7]))
+                made = read_decision(row[7])
             except ApprovalRefusedError as error:
                 own_words = MadeDecision(decision=Deny(), at=self.clock.now())
                 damaged = _Decided(key, own_words, is_stored=True)
@@ -354,9 +354,9 @@ def _stored_budget(stored: StoredRun, new: NewBudget | None) -> Budget | None:
     """Return the budget with which a run begins, or continues after its end; None otherwise."""
     if not stored.facts:
         return stored.inputs.budget
-    return (
-        new.limits if new is not None and isinstance(stored.facts[-1], Ended) else None
-    )
+    if new is not None and isinstance(stored.facts[-1], Ended):
+        return new.limits
+    return None
 
 
 def _refuse_second(first: Collection[str], given: Collection[str]) -> None:
@@ -506,18 +506,16 @@ class Claims:
         if died and await self._quarantined(examined, calls):
             return None
         if died and not alone and deaths > _INNOCENT_DEATHS:
-            await self._park_suspect(examined)
+            # It recorded nothing between deaths. So the one among several that ends each process meets the others
+            # ever more rarely, and they continue in between.
+            longest = self.retry.delay(deaths)
+            delay = random.uniform(0, longest)  # noqa: S311  (nothing is kept secret by it)
+            await self._put_back(examined, delay)
             return None
         return examined
 
-    async def _park_suspect(self, examined: Examined) -> None:
-        """Put back a run that recorded nothing between deaths, for a random time that grows with their number.
-
-        So the one among several that ends each process meets the others ever more
-        rarely, and they continue in between.
-        """
-        longest = self.retry.delay(examined.deaths)
-        delay = random.uniform(0, longest)  # noqa: S311  (nothing is kept secret by it)
+    async def _put_back(self, examined: Examined, delay: float) -> None:
+        """Release a run as it is; it is due again after the delay."""
         record = examined.record
         await self._park(
             examined,
@@ -541,13 +539,7 @@ class Claims:
         if examined.alone and not await self.driven.alone(
             record.run_id, _ALONE_SECONDS
         ):
-            await self._park(
-                examined,
-                status="running",
-                problem=record.problem,
-                retries=record.retries,
-                delay=_ALONE_SECONDS,
-            )
+            await self._put_back(examined, _ALONE_SECONDS)
             return False
         counts = (
             (examined.deaths, examined.progress)
@@ -749,7 +741,7 @@ class _Standing(NamedTuple):
     deadline: float
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class WorkerPool:
     """The runs that this worker drives, each in a task.
 
@@ -763,21 +755,17 @@ class WorkerPool:
     workers: LeasedWorkers
     poll_seconds: float
     grace_seconds: float
-    _tasks: dict[str, asyncio.Task[Any]] = field(
-        default_factory=dict[str, asyncio.Task[Any]]
-    )
-    _refused: dict[str, DurablePlanner[Any]] = field(
-        default_factory=dict[str, DurablePlanner[Any]]
-    )
-    _most_refused: int = field(default_factory=lambda: _MOST_REFUSED)
-    _changing: dict[str, asyncio.Task[None]] = field(
-        default_factory=dict[str, asyncio.Task[None]]
-    )
-    _interrupted: set[str] = field(default_factory=set[str])
-    _expired: set[str] = field(default_factory=set[str])
-    _watching: asyncio.Task[None] | None = None
-    _taking: asyncio.Task[Any] | None = None
-    _is_leaving: bool = False
+
+    def __post_init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._refused: dict[str, DurablePlanner[Any]] = {}
+        self._most_refused = _MOST_REFUSED
+        self._changing: dict[str, asyncio.Task[None]] = {}
+        self._interrupted: set[str] = set()
+        self._expired: set[str] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._taking: asyncio.Task[Any] | None = None
+        self._is_leaving = False
 
     def __len__(self) -> int:
         """Count the runs that take a slot: all but those in which a question had expired."""
@@ -1196,7 +1184,7 @@ class RunHandle(Generic[R]):
         self._pool = pool
         self._job = job
         self._task = pool.task_of(job)
-        self._returned = False
+        self._returned: asyncio.Task[R] | None = None
 
     @streams
     async def events(self, *, after: int = 0) -> AsyncGenerator[Event | ResultReady[R]]:
@@ -1290,20 +1278,13 @@ class RunHandle(Generic[R]):
 
     def _continued(self) -> "asyncio.Task[R]":
         """Return the present task; once its result was returned, start the next one."""
-        task = self._task
-        if (
-            self._returned
-            and task.done()
-            and not task.cancelled()
-            and task.exception() is None
-        ):
+        if self._returned is self._task:
             self._task = self._pool.task_of(self._job)
-            self._returned = False
         return self._task
 
     async def _outcome(self, task: "asyncio.Task[R]") -> R:
         result = await asyncio.shield(task)
-        self._returned = True
+        self._returned = task
         return result
 
 

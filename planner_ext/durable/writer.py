@@ -403,7 +403,7 @@ class JournalWriter:
 
     def _fact_steps(self, rows: Sequence[Mapping[str, Value]]) -> list[Step]:
         statement = ADD_FACT
-        own = dict[str, Value]()
+        own = {}
         # What is buffered has it: once in a transaction is enough.
         if self._claim is not None and not self._buffered:
             statement = _ADD_OWN_FACT
@@ -428,11 +428,7 @@ class JournalWriter:
         steps: list[Step] = []
         for id_ in closed:
             text, at = self.given.get(id_, (None, None))
-            values: Mapping[str, Value] = {
-                "id": id_,
-                "decision": text,
-                "decided_at": at,
-            }
+            values = {"id": id_, "decision": text, "decided_at": at}
             seen = self._decided is None or id_ in self._decided
             steps += (
                 [(_CLOSE_APPROVAL, values)]
@@ -506,7 +502,7 @@ def _open_steps(run_id: str, id_: str, run: OpenRun, call: Call) -> list[Step]:
     fact = call.decided_fact
     problem = compact(fact.reason) if fact.reason else None
     values = call_values(run, call)
-    opens: dict[str, Value] = {
+    opens = {
         "id": id_,
         "run_id": run_id,
         "fingerprint": fact.fingerprint,
@@ -532,7 +528,7 @@ def _run_update(
     state: State, last: Fact, waiting: Iterable[Call], *, is_queued: bool, head: str
 ) -> list[Step]:
     spent = state.usage
-    values: dict[str, Value] = {
+    values = {
         "run_id": state.run_id,
         "at": state.at,
         "iterations": spent.iterations,

@@ -11,7 +11,11 @@ from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any, Protocol, TypeVar
 
-from planner_ext.approval.decisions import Authorize, MadeDecision, ToolCall
+from planner_ext.approval.decisions import (
+    AuthorizeHooks,
+    MadeDecision,
+    ToolCall,
+)
 from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.errors import RunRefusedError
 from planner_ext.core.facts import Fact, Guards
@@ -59,7 +63,7 @@ class Activation:
     before: Sequence[Message] = ()
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
-    authorize: Authorize | tuple[Authorize, ...] | None = None
+    authorize: AuthorizeHooks = None
     described: Callable[[ToolCall, State], ToolCall] | None = None
     guards: Guards | None = None
     emit: Emit | None = None

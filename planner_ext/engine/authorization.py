@@ -1,11 +1,12 @@
 """Asks the application's ``authorize`` hook whether a person may do something to a run."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 from planner_ext.approval.decisions import (
     Authorize,
+    AuthorizeHooks,
     DecisionRequest,
     RunAction,
     hooks_of,
@@ -30,9 +31,7 @@ _PHRASES: Mapping[RunAction, str] = {
 }
 
 
-async def refusal_of(
-    authorize: Authorize | Sequence[Authorize] | None, request: DecisionRequest
-) -> str | None:
+async def refusal_of(authorize: AuthorizeHooks, request: DecisionRequest) -> str | None:
     """Return why a hook refuses an action; None if all allow it.
 
     Without a hook everything is allowed but a decision on a question with roles.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
-    Authorize,
+    AuthorizeHooks,
     Decision,
     DecisionRequest,
     Defer,
@@ -297,9 +297,7 @@ def _with_source(decision: Decision, asked: Sequence[object], place: int) -> Dec
     )
 
 
-def _asked_by(
-    approver: Approver, authorize: Authorize | Sequence[Authorize] | None, run_id: str
-) -> Approver:
+def _asked_by(approver: Approver, authorize: AuthorizeHooks, run_id: str) -> Approver:
     """Return an approver whose decisions the hook allows; a refused one leaves the question open."""
     if not hooks_of(authorize):
         return approver

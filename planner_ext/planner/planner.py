@@ -14,7 +14,11 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Authorize, Decision, DecisionRequest
+from planner_ext.approval.decisions import (
+    AuthorizeHooks,
+    Decision,
+    DecisionRequest,
+)
 from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
@@ -435,7 +439,7 @@ class FunctionCallingStepwisePlanner:
             logger.info(text)
 
     @property
-    def authorize(self) -> Authorize | tuple[Authorize, ...] | None:
+    def authorize(self) -> AuthorizeHooks:
         """@private The hook that says who may decide, for the runs of a store."""
         return (
             None if self.options.approval is None else self.options.approval.authorize
@@ -536,7 +540,7 @@ class FunctionCallingStepwisePlanner:
         budget: Budget | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
-        authorize: Authorize | tuple[Authorize, ...] | None = None,
+        authorize: AuthorizeHooks = None,
         parent: ParentRun | None = None,
     ) -> RunContext:
         """Find service, settings and functions for one run.

@@ -271,15 +271,12 @@ class _Recorder(_Tape):
             kept.abandoned = True
             raise
 
-    def _keep(self, kept: Exchange, messages: Sequence[ChatMessageContent]) -> None:
-        kept.replies = [dump_message(message) for message in messages]
-
     async def reply(self, request: "_Request") -> list[ChatMessageContent]:
         with self._exchange(request) as (inner, kept):
             ask = inner._inner_get_chat_message_contents  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
             replies = await ask(request.history, request.settings)
             messages = [with_own_ids(corrected(message)) for message in replies]
-            self._keep(kept, messages)
+            kept.replies = [dump_message(message) for message in messages]
             return messages
 
     async def chunks(
@@ -297,10 +294,9 @@ class _Recorder(_Tape):
                                 assembly.add(chunk)
                         yield group
             finally:  # what had arrived is a reply, too
-                self._keep(
-                    kept,
-                    [with_own_ids(assembly.message())] if assembly.is_reply else [],
-                )
+                kept.replies = []
+                if assembly.is_reply:
+                    kept.replies.append(dump_message(with_own_ids(assembly.message())))
 
 
 class _Player(_Tape):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from dbos import DBOS, EnqueueOptions
@@ -82,12 +81,7 @@ class DbosHost:
         _opened[0].set_result(self)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         _opened[:] = [Future()]
         await end_tasks(*self._tasks)
         await self.runs.close()

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from temporalio import activity, workflow
@@ -166,14 +165,9 @@ class TemporalHost:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         await end_tasks(self._dispatching)
-        leaving = asyncio.create_task(self._worker.__aexit__(kind, error, trace))
+        leaving = asyncio.create_task(self._worker.__aexit__(*error))
         await asyncio.sleep(0)  # the worker polls no more before activities return
         try:
             await self._runs.close()

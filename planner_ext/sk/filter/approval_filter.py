@@ -28,7 +28,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
-    Authorize,
+    AuthorizeHooks,
     Decision,
     Defer,
     Deny,
@@ -147,7 +147,7 @@ class ApprovalFilter(CallFilter):
         approver: Approver | None = None,
         timeout: float | None = None,
         *,
-        authorize: Authorize | tuple[Authorize, ...] | None = None,
+        authorize: AuthorizeHooks = None,
     ) -> None:
         """Make a filter.
 

@@ -562,7 +562,7 @@ def _merged(
         changes["pre_invoke"] = (*options.pre_invoke, behavior.pre_invoke_callback)
     if tape is not None:
         changes["clock"] = tape.clock(options.clock)
-    hooks = [hook for one in filters for hook in one.authorize]
+    hooks = tuple(hook for one in filters for hook in one.authorize)
     if hooks:
         changes["approval"] = options.approval.asking(hooks)
     return replace(options, **changes) if changes else options

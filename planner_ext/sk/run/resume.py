@@ -28,7 +28,7 @@ from typing import Final, Literal, TypeAlias
 
 from planner_ext.approval.decisions import (
     Approve,
-    Authorize,
+    AuthorizeHooks,
     Decision,
     DecisionRequest,
     Defer,
@@ -187,7 +187,7 @@ def _further_fingerprint(run_id: str, fact: CallDecided) -> str:
 async def let_in(
     run_id: str,
     calls: Iterable[tuple[ToolCall, str, MadeDecision]],
-    authorize: Authorize | Sequence[Authorize] | None,
+    authorize: AuthorizeHooks,
 ) -> None:
     """Ask the application's hook about each decision, before any of them counts.
 
@@ -235,7 +235,7 @@ class Deciding:
     """What decisions on the calls of one run are checked with."""
 
     functions: Functions
-    authorize: Authorize | Sequence[Authorize] | None
+    authorize: AuthorizeHooks
     review_edit: ReviewEdit
     effect_of: Callable[[str], Effect]
 
