@@ -25,6 +25,7 @@ from planner_ext.errors import IllegalTransitionError, LimitReachedError
 from planner_ext.iteration import FunctionInvocationIterationContext
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.budgets import noon, shared, used
+from support.examples import some_of
 from support.inside import auto
 from support.planner import ADD, both_ways, invoke, never_stops, planner_with, scripted
 
@@ -96,6 +97,7 @@ def _refusals(facts: Sequence[Fact]) -> list[SharedBudgetsChecked]:
     return [fact for fact in facts if isinstance(fact, SharedBudgetsChecked)]
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("used_up", [False, True], ids=["free", "used up"])
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 async def test_a_run_over_the_end_of_a_period_ends_at_a_limit(
@@ -108,7 +110,7 @@ async def test_a_run_over_the_end_of_a_period_ends_at_a_limit(
         (False, True),
         (1, 2, 3),
     )
-    combinations: Any = product(*ends)
+    combinations: Any = some_of(product(*ends))
     for on_limit, over, plan, at in combinations:
         world = Midnight(BudgetStore.memory(), limits, at=at, used_up=used_up)
         kernel, _ = scripted(world.script)

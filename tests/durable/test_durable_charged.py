@@ -23,7 +23,7 @@ from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
 from planner_ext.engine.document import load_facts
 from planner_ext.engine.ports import Clarification, Emit, Finished
-from support.examples import tried
+from support.examples import some_of, tried
 from support.property_world import (
     Plan,
     Turn,
@@ -233,6 +233,7 @@ RUNS: dict[str, tuple[tuple[Turn, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "fails"])
 @each_of("name", RUNS)
 def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(
@@ -251,7 +252,7 @@ def test_five_ends_at_each_moment_in_turn_make_no_request_too_many(
         clarifier=("model",),
     )
     for most in (2, 5):
-        for moments in range(18):
+        for moments in some_of(range(18)):
             check(plan, most, [Life(moments, dies) for _ in range(5)])
             for short in (3, 4):
                 check(

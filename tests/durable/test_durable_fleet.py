@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-SECONDS = os.environ.get("PLANNER_EXT_FLEET_SECONDS", "8")
+SECONDS = os.environ.get("PLANNER_EXT_FLEET_SECONDS", "4")
 """How long worlds are played, from the first seed on; each one takes a second."""
 FIRST = os.environ.get("PLANNER_EXT_FLEET_FIRST", "0")
 
