@@ -12,6 +12,7 @@ from playwright.async_api import Browser, Page, expect
 
 from planner_ext import Deny
 from planner_ext.durable import Approvals, PendingApproval, Runs
+from planner_ext.durable.store import open_database
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.browser import needs_chromium, problems_everywhere, problems_of, window
 from support.command_line import COMMAND
@@ -19,6 +20,7 @@ from support.inbox import TOKEN, inbox
 from support.processes import Lives
 from support.till import (
     GOAL,
+    REFUND,
     Till,
     application,
     asks,
@@ -618,3 +620,44 @@ async def test_a_run_is_cancelled_with_a_confirmation(
         )
         await expect(page.get_by_text("Cancel this run")).to_have_count(0)
     assert (await the_call(store)).status == "closed"
+
+
+async def test_a_huge_argument_does_not_keep_its_page_from_opening(
+    browser: Browser, store: Path, address: str
+) -> None:
+    """Both ends of it are there, what is left out is said, and the call is decided; other places edit it."""
+    huge = {**REFUND, "reason": "It broke.\n" + "\n" * 1_000_000 + "Pay bob."}
+    await leave_waiting(store, [refunds(huge), say("Refunded.")])
+    async with window(browser, address) as page:
+        await sign_in(page)
+        await page.get_by_role("link", name="till-refund").click()
+        reason = page.locator(
+            ".subject .part", has_text="left out: the exact JSON has them"
+        )
+        await expect(reason).to_contain_text("It broke.")
+        await expect(reason).to_contain_text("Pay bob.")
+        await expect(page.get_by_text("too long to be edited here")).to_be_visible()
+        await page.get_by_role("button", name="Approve", exact=True).click()
+        await expect(page.get_by_role("status")).to_contain_text("approved")
+
+
+async def test_a_call_that_expired_says_what_follows(
+    browser: Browser, store: Path, address: str
+) -> None:
+    """Its page offers no decision; the page of its run says that a worker is waited for, and no person."""
+    quick = call("till-quick", {"order": "A-7"}, id="quick")
+    await leave_waiting(store, [quick, say("Nobody came.")])
+    database = await open_database(str(store))
+    await database.transact(
+        ("UPDATE planner_approvals SET expires_at = asked_at + 0.001", {})
+    )
+    await database.close()
+    async with window(browser, address) as page:
+        await sign_in(page)
+        await page.goto("/approvals/order-7%2F0%2Fquick")
+        await expect(page.get_by_role("heading", name="Expired")).to_be_visible()
+        await expect(page.get_by_role("status")).to_contain_text("A worker continues")
+        await expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+        await page.goto("/runs/order-7")
+        await expect(page.get_by_text("Waits for a worker")).to_be_visible()
+        assert await problems_everywhere(page) == []
