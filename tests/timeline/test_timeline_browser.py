@@ -35,9 +35,6 @@ async def test_a_page_can_be_read_and_operated(
     address = written(tmp_path / "run.html", *journals)
     async with window(browser, address) as page:
         await page.goto(address)
-        await page.add_style_tag(
-            content=".step { content-visibility: visible !important; }"
-        )
         assert await problems_everywhere(page) == []
 
 
