@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from planner_ext.core.values import frozen
 from planner_ext.durable.database import Execute
@@ -154,14 +154,15 @@ class LeasedWorkers:
     Attributes:
         worker_id: This worker's unique id.
         hinted: Set when the database hints that a run may be due.
-        on_lapse: Called in the event loop when the lease had lapsed, with the names of
-            the runs that this worker still owns.
+        on_lapse: Called when the lease had lapsed, before the store is asked, in the
+            heartbeat's thread. What it returns is called in the event loop, with the
+            names of the runs that this worker still owns.
     """
 
     def __init__(
         self, store: JournalStore, locks: WorkerLocks, *, lease_seconds: float
     ) -> None:
-        self.on_lapse: Callable[[set[str]], object] = lambda _: None
+        self.on_lapse: Callable[[], Callable[[set[str]], object]] = lambda: len
         self.worker_id = locks.worker_id
         self.hinted = locks.hinted
         self._store = store
@@ -248,16 +249,16 @@ class LeasedWorkers:
         """Whether no beat was written for the lease: the process or machine slept, or was cut off."""
         return _steady() - self._written > self._lease
 
-    def _settle(self, written: float, owned: set[str] | None) -> None:
+    def _settle(self, written: float, lapse: "_Lapse | None") -> None:
         """Take note of a beat, and of the runs that are still owned if it was late."""
-        if owned is not None and self._is_late():
+        if lapse is not None and self._is_late():
             logger.warning(
                 "Worker %s was not seen for %g seconds; it still owns %d runs.",
                 self.worker_id,
                 self._lease,
-                len(owned),
+                len(lapse.owned),
             )
-            self.on_lapse(owned)
+            lapse.give_up(lapse.owned)
         self._written = written
         self._settled.set()
         self._settled = asyncio.Event()
@@ -308,14 +309,25 @@ class LeasedWorkers:
             written = _steady()
             is_late = self._is_late()
             execute(_SEEN.format(now=now), row)
-            owned = {name for (name,) in execute(_OWNED, values)} if is_late else None
+            lapse = None
+            if is_late:
+                give_up = self.on_lapse()
+                owned = {name for (name,) in execute(_OWNED, values)}
+                lapse = _Lapse(give_up, owned)
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._settle, written, owned)
+                self._loop.call_soon_threadsafe(self._settle, written, lapse)
             if not self._started.done():
                 self._started.set_result(None)
             self._wake.wait(self._interval)
             self._wake.clear()
         execute("DELETE FROM planner_workers WHERE worker_id = :worker_id", values)
+
+
+class _Lapse(NamedTuple):
+    """What to do about a lapsed lease, and the runs that were still owned then."""
+
+    give_up: Callable[[set[str]], object]
+    owned: set[str]
 
 
 @frozen

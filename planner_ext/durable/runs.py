@@ -986,7 +986,7 @@ class Runs(RunsClient):
             poll_seconds=settings.poll_seconds,
             grace_seconds=settings.grace_seconds,
         )
-        workers.on_lapse = pool.give_up
+        workers.on_lapse = pool.on_lapse
         runs = cls(pool, notifier)
         await workers.open()
         retaining = asyncio.create_task(retain(store, runner.clock))

@@ -898,10 +898,15 @@ class WorkerPool:
             with suppress(StoreError):
                 await self.runner.store.release_all(self.workers.worker_id)
 
-    def give_up(self, owned: Collection[str]) -> None:
-        """Cancel the work on runs that others have taken."""
-        for run_id, store in tuple(self.runner.driven.stores.items()):
-            if run_id not in owned:
+    def on_lapse(self) -> Callable[[Collection[str]], None]:
+        """Return what cancels the work on the runs driven now that others have taken; called from any thread."""
+        return partial(self._give_up, dict(self.runner.driven.stores))
+
+    def _give_up(
+        self, before: Mapping[str, DrivenStore], owned: Collection[str]
+    ) -> None:
+        for run_id, store in before.items():
+            if run_id not in owned and self.runner.driven.stores.get(run_id) is store:
                 store.abandon()
 
     def _interrupt(self, run_id: str) -> None:

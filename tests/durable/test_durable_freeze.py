@@ -221,6 +221,42 @@ async def test_a_freeze_is_logged_once(
     assert caplog.text.count("Worker w was not seen for 30 seconds") == 1
 
 
+async def test_a_run_that_is_claimed_while_the_owned_ones_are_read_is_not_given_up(
+    tmp_path: Path,
+) -> None:
+    """A late worker reads which runs it owns, and claims another one before it learns them: it keeps that one."""
+    tries: list[str] = []
+    read = asyncio.Event()
+    told: list[tuple[Any, ...]] = []
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        workers: Any = runs._pool.workers
+        driven = runs._pool.runner.driven
+        loop = workers._loop
+
+        class Late:
+            def call_soon_threadsafe(self, *settle: Any) -> None:
+                told.append(settle)
+                loop.call_soon_threadsafe(read.set)
+
+        await runs.submit(GOAL, run_id="r")
+        workers._loop = Late()
+        workers._written -= 3600
+        workers.announce("open")
+        await read.wait()
+        script = [say("Done.")]
+        (handle,) = await runs.recover(
+            *world(tmp_path / "effects", script), arguments_for=tries.append
+        )
+        async with asyncio.timeout(SECONDS):
+            while "r" not in driven.stores:  # noqa: ASYNC110  (nothing tells that it was taken up)
+                await asyncio.sleep(0)
+        workers._loop = loop
+        for settle in told:
+            loop.call_soon(*settle)
+        assert (await handle.result()).status == "answered"
+    assert tries == ["r"]
+
+
 async def test_a_call_does_not_begin_whose_run_was_taken_while_its_start_was_recorded(
     tmp_path: Path,
 ) -> None:
@@ -235,7 +271,7 @@ async def test_a_call_does_not_begin_whose_run_was_taken_while_its_start_was_rec
             facts = pool.runner.driven.stores["r"].writer.facts
             if any(isinstance(fact, CallStarted) for fact in facts):
                 workers.settle = settles
-                pool.give_up(())
+                pool.on_lapse()(())
 
         settles = workers.settle
         workers.settle = settle
