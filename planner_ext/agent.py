@@ -61,7 +61,12 @@ from planner_ext.sk.errors import (
     InvalidOptionError,
 )
 from planner_ext.sk.run.outcome import chat_history
-from planner_ext.sk.run.resume import Late, cancelling_facts, end_cancelled
+from planner_ext.sk.run.resume import (
+    Late,
+    cancelling_facts,
+    end_cancelled,
+    given_checkpoint,
+)
 from planner_ext.sk.run.returned import final_message, returned_message, waits
 from planner_ext.sk.run.service import ServiceRequest, ServiceRun
 
@@ -290,7 +295,7 @@ class _Turn:
         settings = settings.model_copy()
         if settings.function_choice_behavior is None:
             settings.function_choice_behavior = agent.function_choice_behavior
-        loaded = Checkpoint.given(checkpoint, service.options.checkpoint_key)
+        loaded = given_checkpoint(checkpoint, service.options.checkpoint_key)
         messages = [message async for message in thread.get_messages()]
         _refuse_older(loaded, messages, service.options.checkpoint_key)
         sent = chat_history(loaded.state()).messages

@@ -46,7 +46,7 @@ from planner_ext.sk.functions.toolset import ToolSet
 from planner_ext.sk.run.context import RunContext, checked_messages, prepare, unwrapped
 from planner_ext.sk.run.inside import resumed
 from planner_ext.sk.run.options import CheckedOptions, RunOptions, takes_run_options
-from planner_ext.sk.run.resume import Late, ResumeRequest, as_given
+from planner_ext.sk.run.resume import Late, ResumeRequest, as_given, given_checkpoint
 from planner_ext.sk.run.returned import refuse_waiting
 from planner_ext.sk.run.service import (
     ServiceRequest,
@@ -482,7 +482,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Prepare a run to be resumed as `resume` says; nothing is driven or changed yet."""
         own = self._options
         _check_request(chat_history, settings)
-        loaded = Checkpoint.given(checkpoint, own.checkpoint_key)
+        loaded = given_checkpoint(checkpoint, own.checkpoint_key)
         limits = None if budget is None else own.bounded(budget)
         options = replace(
             own, budget=limits or own.bounded(loaded.state().rules.limits)

@@ -98,7 +98,7 @@ class InvalidJournalError(PlannerExtError):
 
 
 class UnusableCheckpointError(InvalidJournalError):
-    """A checkpoint is truncated, altered, unsigned, wrongly signed, or too new; nothing ran."""
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, too new, or of a kept run; nothing ran."""
 
 
 class NewerSchemaError(InvalidJournalError):

@@ -290,8 +290,8 @@ class FunctionCallingStepwisePlanner:
             RunEndedError: If the run was answered.
             DecisionRefusedError: If a decision is invalid, or was taken before; then
                 none is taken, and nothing runs.
-            InvalidCheckpointError: If the checkpoint contradicts itself, or is not
-                signed with the ``checkpoint_key``.
+            InvalidCheckpointError: If the checkpoint contradicts itself, is not signed
+                with the ``checkpoint_key``, or is that of a run in a store: see `Runs`.
             Exception: As `invoke`.
         """
         run = await self._resume(
@@ -366,10 +366,14 @@ class FunctionCallingStepwisePlanner:
             InvalidCheckpointError: As `resume`, but only with the planner's own
                 ``checkpoint_key``.
         """
-        from planner_ext.sk.run.resume import cancelling_facts, end_cancelled  # noqa: PLC0415  (only to end a paused run)
+        from planner_ext.sk.run.resume import (  # noqa: PLC0415  (only to end a paused run)
+            cancelling_facts,
+            end_cancelled,
+            given_checkpoint,
+        )
 
         options = self._checked_options()
-        loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
+        loaded = given_checkpoint(checkpoint, options.checkpoint_key)
         hook = options.approval.authorize
         if hook is not None:
             request = DecisionRequest(
@@ -498,10 +502,10 @@ class FunctionCallingStepwisePlanner:
         streaming: bool,
     ) -> PlannerRun:
         from planner_ext.sk.run.inside import resumed  # noqa: PLC0415  (only to resume)
-        from planner_ext.sk.run.resume import ResumeRequest, as_given  # noqa: PLC0415  (only to resume)
+        from planner_ext.sk.run.resume import ResumeRequest, as_given, given_checkpoint  # noqa: PLC0415  (only to resume)
 
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
-        loaded = Checkpoint.given(checkpoint)
+        loaded = given_checkpoint(checkpoint)
         state = loaded.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
@@ -518,7 +522,7 @@ class FunctionCallingStepwisePlanner:
         )
         options = context.options
         if options.checkpoint_key is not None:
-            loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
+            loaded = given_checkpoint(checkpoint, options.checkpoint_key)
         limits = None if budget is None else options.budget
         given = ResumeRequest(
             checkpoint=loaded,

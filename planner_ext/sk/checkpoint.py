@@ -16,8 +16,6 @@ from planner_ext.core.errors import (
     InvalidLimitError,
     UnusableCheckpointError,
     reading,
-    shown,
-    way_out,
 )
 from planner_ext.core.facts import CallStarted, Fact, RunStarted, unwrapped
 from planner_ext.core.fold import fold
@@ -102,24 +100,6 @@ class Checkpoint:
         """@private Make a checkpoint with the signature that its facts had."""
         return cls(
             tuple(facts), _signature=signature, _stays_signed=signature is not None
-        )
-
-    @classmethod
-    def given(cls, value: object, key: SigningKey | None = None) -> Self:
-        """@private Read what a door was given as ``checkpoint``: a checkpoint, or its JSON text; see `verified`.
-
-        Raises:
-            PlannerInvalidConfigurationError: If it is neither.
-            InvalidCheckpointError: If it cannot be read, or is not signed with the key.
-        """
-        if isinstance(value, cls):
-            return value.verified(key)
-        if isinstance(value, str):
-            return cls.from_json(value, key)
-        raise InvalidLimitError(
-            "checkpoint must be a Checkpoint, or its JSON text: result.checkpoint of a planner's result, "
-            f"message.metadata['checkpoint'] of a service's or handler's message; got {shown(value)}."
-            f"{way_out('checkpoint', value)}"
         )
 
     def verified(self, key: SigningKey | None) -> Self:

@@ -98,7 +98,7 @@ class DecisionRefusedError(
 class InvalidCheckpointError(
     PlannerException, UnusableCheckpointError, door_of=UnusableCheckpointError
 ):
-    """A checkpoint is truncated, altered, unsigned, wrongly signed, or too new; nothing was run."""
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, too new, or of a kept run; nothing was run."""
 
 
 class InvalidPriceError(PlannerException):

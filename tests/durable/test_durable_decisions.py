@@ -8,9 +8,9 @@ import pytest
 
 from planner_ext import Approve, Deny
 from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRecord
-from planner_ext.errors import DecisionRefusedError
+from planner_ext.errors import DecisionRefusedError, InvalidCheckpointError
 from planner_ext.hitl_manager import ApprovalSettings, Decision, Supply
-from support.durable import GOAL, open_runs, pays, store_neutral, world
+from support.durable import GOAL, effects_in, open_runs, pays, store_neutral, world
 
 ID = "a/0/pay"
 
@@ -166,6 +166,25 @@ async def test_a_late_decision_is_recorded(store: str, tmp_path: Path) -> None:
         (late,) = (await approvals.show(ID)).refused
         assert (late.by, late.kind, late.arguments) == ("ann", "approve", ASKED)
         assert "too late" in late.refused
+
+
+async def test_a_checkpoint_of_a_kept_run_is_not_resumed_outside_its_store(
+    tmp_path: Path,
+) -> None:
+    """What the store has run since would run again: as a value it is refused, with the way."""
+    effects = tmp_path / "effects"
+    store = str(tmp_path / "runs.db")
+    planner, kernel = world(effects, pays)
+    async with open_runs(store) as runs, Approvals.connect(store) as approvals:
+        handle = await runs.start(planner, kernel, GOAL, run_id="a")
+        checkpoint = (await handle.result()).checkpoint
+        assert await approvals.decide(ID, Approve(by="ann"))
+        assert (await handle.result()).status == "answered"
+    with pytest.raises(InvalidCheckpointError, match=r"'a' is kept.*Runs\.resume"):
+        await planner.resume(kernel, checkpoint, {"pay": Approve(by="bo")})
+    with pytest.raises(InvalidCheckpointError, match=r"'a' is kept.*Runs\.cancel"):
+        planner.cancel(checkpoint.to_json(), by="bo")
+    assert effects_in(effects) == ["pay 5"]
 
 
 async def test_a_call_in_doubt_says_who_had_approved_it(tmp_path: Path) -> None:

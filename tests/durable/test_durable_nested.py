@@ -7,9 +7,10 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Approve, FunctionCallingStepwisePlannerResult
+from planner_ext import Approve, Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.core.errors import RunRefusedError
-from planner_ext.durable import Approvals, Grant, Runs
+from planner_ext.core.facts import CallFinished
+from planner_ext.durable import Approvals, Grant, Runs, effect
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import (
     ScriptedAnswer,
@@ -155,6 +156,37 @@ async def test_what_waits_inside_is_decided_by_its_row(tmp_path: Path) -> None:
     inside = [run for one in timeline.calls for run in one.runs]
     assert [run.goal for run in inside] == ["Ask the desk.", "Pay two."]
     assert "Pay one." in page_of([timeline])
+
+
+async def test_a_function_of_a_kept_run_resumes_the_run_that_it_made(
+    tmp_path: Path,
+) -> None:
+    """Its checkpoint is no copy of what the store runs: the run around it records both lives."""
+
+    class Desk:
+        @effect("idempotent")
+        @kernel_function(description="Prints two labels.")
+        async def labels(self, kernel: Kernel) -> str:
+            planner = planner_with(
+                plan=False, budget=Budget(max_tool_calls=1, on_limit="stop")
+            )
+            first = await planner.invoke(kernel, "Print two.")
+            more = Budget(max_tool_calls=2)
+            both = await planner.resume(kernel, first.checkpoint, budget=more)
+            return f"{first.status}, {both.status}"
+
+    label = call("shop-label", {"order": 1})
+    again = call("shop-label", {"order": 2})
+    script = [call("desk-labels"), label, again, again, say("Both."), say("Done.")]
+    kernel = Kernel(services=[ScriptedChatCompletion(script)])
+    kernel.add_plugin(Shop(tmp_path / "effects"), "shop")
+    kernel.add_plugin(Desk(), "desk")
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        started = await runs.start(planner_of(), kernel, GOAL, run_id="order-7")
+        result = await started.result()
+    assert result.status == "answered"
+    (made,) = [fact.result for fact in result.facts if isinstance(fact, CallFinished)]
+    assert made == "limit_reached, answered"
 
 
 async def test_the_guards_of_a_run_inside_are_guards_of_the_kept_run(

@@ -1,5 +1,6 @@
 """Resuming a run: its record is checked, then each decision, then all of them become facts.
 
+given_checkpoint         what a door was given, unless a store keeps the run
 check_record             the checkpoint is that of a run that can continue, and unaltered
 ResumeRequest.facts      decisions: by the ``authorize`` hook, then each by `_DecisionFacts.take`
 calls_taken              names what one object decides once
@@ -48,7 +49,8 @@ from planner_ext.approval.waiting import (
     waiting_calls,
     waiting_everywhere,
 )
-from planner_ext.core.errors import shown, way_out
+from planner_ext.core.accounts import current_tab
+from planner_ext.core.errors import InvalidLimitError, shown, way_out
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -60,6 +62,7 @@ from planner_ext.core.facts import (
     FunctionOutcome,
     HappenedInside,
     Resumed,
+    RunStarted,
     facts_inside,
 )
 from planner_ext.core.fold import apply, fold
@@ -94,7 +97,7 @@ from planner_ext.engine.journal import (
 from planner_ext.engine.log import log_facts
 from planner_ext.engine.ports import Functions, Reviewed
 from planner_ext.sk.chat.reply import is_written_as
-from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, Taking
+from planner_ext.sk.checkpoint import Checkpoint, DecisionsTaken, SigningKey, Taking
 from planner_ext.sk.errors import (
     DecisionRefusedError,
     InvalidCheckpointError,
@@ -104,6 +107,38 @@ from planner_ext.sk.functions.conversion import InvalidArguments, parse_object, 
 from planner_ext.sk.messages import load_message
 
 logger = logging.getLogger(__name__)
+
+
+def given_checkpoint(value: object, key: SigningKey | None = None) -> Checkpoint:
+    """Read what a door was given as ``checkpoint``: a checkpoint, or its JSON text; see `Checkpoint.verified`.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is neither.
+        InvalidCheckpointError: If it cannot be read, is not signed with the key, or its
+            run is kept in a store: what that has run since would run again.
+    """
+    if isinstance(value, Checkpoint):
+        checkpoint = value.verified(key)
+    elif isinstance(value, str):
+        checkpoint = Checkpoint.from_json(value, key)
+    else:
+        raise InvalidLimitError(
+            "checkpoint must be a Checkpoint, or its JSON text: result.checkpoint of a planner's result, "
+            f"message.metadata['checkpoint'] of a service's or handler's message; got {shown(value)}."
+            f"{way_out('checkpoint', value)}"
+        )
+    is_kept = any(
+        isinstance(fact, RunStarted) and fact.guards is not None
+        for fact in checkpoint.facts
+    )
+    # A function may resume the run that it made: the run around it records both.
+    if is_kept and current_tab() is None:
+        raise InvalidCheckpointError(
+            f"Run {checkpoint.run_id!r} is kept in a store, which may have run since what waits in this checkpoint. "
+            "Decide its calls there with Approvals.decide, continue it with Runs.resume, or end it with "
+            "Runs.cancel; Runs.fork tries another way in a copy."
+        )
+    return checkpoint
 
 
 def check_record(state: State) -> None:
