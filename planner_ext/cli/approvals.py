@@ -3,10 +3,9 @@
 Imports no Semantic Kernel.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.text import Text
@@ -14,7 +13,7 @@ from rich.text import Text
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.command import ExitCode, command
-from planner_ext.cli.edit import edited_value, editor
+from planner_ext.cli.edit import changed_arguments
 from planner_ext.cli.parts import drawn_parts, function_text, with_note
 from planner_ext.cli.store import (
     acting,
@@ -25,7 +24,7 @@ from planner_ext.cli.store import (
     store_name,
 )
 from planner_ext.cli.text import Terminal, json_document, moment_text, warnings_shown
-from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable import (
     ApprovalRefusedError,
     DecisionRecord,
@@ -186,8 +185,12 @@ async def edit(
     """
 
     def edited(call: PendingApproval) -> Approve:
+        try:
+            arguments = changed_arguments(call.arguments, changes)
+        except ValueError as error:
+            raise ApprovalRefusedError(str(error)) from None
         return Approve(
-            arguments=_edited(call.arguments, changes),
+            arguments=arguments,
             by=args.by,
             fingerprint=fingerprint or call.fingerprint,
         )
@@ -311,41 +314,6 @@ def _print_text(console: Terminal, text: str) -> None:
     head, middle, tail = folded(lines)
     for line in with_note(head, len(middle), tail, "lines"):
         console.print_line(Text("  ") + line)
-
-
-def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
-
-    Text stays text: an order named 7 does not become a number.
-    """
-    first, *more = changes
-    if not more and first.lstrip().startswith("{"):
-        try:
-            return json.loads(first)
-        except (ValueError, RecursionError) as error:
-            problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
-            raise ApprovalRefusedError(problem) from None
-    changed = dict(arguments)
-    for change in changes:
-        if change in arguments and editor():
-            changed[change] = _in_editor(arguments[change])
-            continue
-        name, sign, written = change.partition("=")
-        if not sign or not name:
-            raise ApprovalRefusedError(
-                "Expected NAME=VALUE, such as amount=20, one JSON object with all arguments, or the NAME of one to "
-                f"edit in the editor that EDITOR names; got {shown(change)}."
-            )
-        is_text = isinstance(arguments.get(name), str)
-        changed[name] = written if is_text else cli.value_of(written)
-    return changed
-
-
-def _in_editor(value: Any) -> Any:
-    try:
-        return edited_value(value)
-    except ValueError as error:
-        raise ApprovalRefusedError(f"The value {error}. Nothing was changed.") from None
 
 
 def _effect(call: PendingApproval, decision: Decision) -> str:

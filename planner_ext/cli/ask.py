@@ -6,7 +6,12 @@ from typing import Any
 
 from rich.text import Text
 
-from planner_ext.cli.edit import edited_object, edited_value, editor
+from planner_ext.cli.edit import (
+    changed_arguments,
+    edited_object,
+    edited_value,
+    editor,
+)
 from planner_ext.cli.parts import drawn_parts
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal
@@ -130,8 +135,14 @@ class ApprovalPrompt:
     def _typed(self, call: ToolCall) -> Mapping[str, Any] | None:
         self._say("Now: " + exact_json(call.arguments))
         while answer := self._answer(
-            "New arguments, as one line of JSON (empty: back): "
+            "NAME=VALUE, or all arguments as one line of JSON (empty: back): "
         ):
+            if not answer.startswith("{"):
+                try:
+                    return changed_arguments(call.arguments, [answer])
+                except ValueError as error:
+                    self._complain(str(error))
+                    continue
             edited = parse_object(answer)
             if not isinstance(edited, InvalidArguments):
                 return edited

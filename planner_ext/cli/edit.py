@@ -1,14 +1,16 @@
-"""A value in the person's own editor: a text as text, anything else as JSON."""
+"""How a person edits arguments: by ``NAME=VALUE``, as JSON, or a value in an editor."""
 
 import json
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+from planner_ext.cli.options import value_of
+from planner_ext.core.errors import shown
 from planner_ext.engine.schemas import read_json
 from planner_ext.readable.text import is_shown_whole
 
@@ -41,6 +43,46 @@ def edited_object(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(edited, dict):
         raise ValueError("is no JSON object")
     return cast("dict[str, Any]", edited)
+
+
+def changed_arguments(
+    arguments: Mapping[str, Any], changes: Sequence[str]
+) -> dict[str, Any]:
+    """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
+
+    Text stays text: an order named 7 does not become a number.
+
+    Raises:
+        ValueError: If a change is neither, or the editor fails.
+    """
+    first, *more = changes
+    if not more and first.lstrip().startswith("{"):
+        try:
+            return json.loads(first)
+        except (ValueError, RecursionError) as error:
+            problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
+            raise ValueError(problem) from None
+    changed = dict(arguments)
+    for change in changes:
+        if change in arguments and editor():
+            changed[change] = _in_editor(arguments[change])
+            continue
+        name, sign, written = change.partition("=")
+        if not sign or not name:
+            raise ValueError(
+                "Expected NAME=VALUE, such as amount=20, one JSON object with all arguments, or the NAME of one to "
+                f"edit in the editor that EDITOR names; got {shown(change)}."
+            )
+        is_text = isinstance(arguments.get(name), str)
+        changed[name] = written if is_text else value_of(written)
+    return changed
+
+
+def _in_editor(value: Any) -> Any:
+    try:
+        return edited_value(value)
+    except ValueError as error:
+        raise ValueError(f"The value {error}. Nothing was changed.") from None
 
 
 def _edited(text: str) -> str:

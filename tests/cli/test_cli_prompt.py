@@ -231,6 +231,23 @@ def test_all_of_a_long_call_is_shown_on_request(
     assert "line 1000." in whole
 
 
+def test_an_argument_is_edited_by_its_name(
+    command: Command, typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``NAME=VALUE`` changes one argument, as for ``approvals edit``; what is neither that nor JSON is refused."""
+    monkeypatch.delenv("EDITOR", raising=False)
+    monkeypatch.delenv("VISUAL", raising=False)
+    typed += ["e", "article", "article=lamp"]
+    with ScriptedOpenAIServer(
+        [call("shop-price", {"article": "lamb"}), say("Fine.")]
+    ) as server:
+        outcome = command(*ASK, *at(server))
+        result = str(server.requests[-1].messages[-1]["content"])
+    assert (outcome.code, typed) == (0, [])
+    assert "Not taken: Expected NAME=VALUE" in outcome.err
+    assert "42" in result
+
+
 def test_a_text_is_edited_in_the_persons_editor(
     command: Command, typed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
