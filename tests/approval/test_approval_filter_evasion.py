@@ -191,7 +191,9 @@ async def test_a_mark_holds_for_the_function_that_was_named(
                 item[field] = value
         assert by.pending(type(history).model_validate(data)) == (), (kind, field)
     loaded = type(history).model_validate_json(stored)
-    assert [one.fully_qualified_name for one in by.pending(loaded)] == ["shop-refund"]
+    (pending,) = by.pending(loaded)
+    assert pending.fully_qualified_name == "shop-refund"
+    assert (pending.plugin_name, pending.function_name) == ("shop", "refund")
     await by.resume(here.kernel, loaded, {"call_1": Approve()})
     assert (here.ran, by.pending(loaded)) == ([REFUNDED], ())
 

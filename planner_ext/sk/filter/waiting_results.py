@@ -291,9 +291,12 @@ def _waiting_result(
             )
             if not fits or isinstance(arguments, InvalidArguments):
                 return None
+            *plugin, name = function.split("-", maxsplit=1)
             pending = ToolCall(
                 id=call_id,
                 path=path_of(call_id),
+                plugin_name="".join(plugin),
+                function_name=name,
                 fully_qualified_name=function,
                 arguments=arguments,
                 fingerprint=fingerprint,
