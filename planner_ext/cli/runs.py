@@ -150,6 +150,8 @@ def _print_result(result: RunResult, store: str) -> None:
         )
     for text in filter(None, (result.reason, result.problem)):
         console.say(printable(text))
+    if result.pending:
+        console.say("It waits for a decision; these commands show on what:")
     for call in result.pending:
         console.print_command(command_on(store, "approvals", "show", call.id))
     console.say(spent_line(result), "dim")

@@ -31,6 +31,7 @@ def test_a_run_is_submitted_worked_on_decided_and_answered(
     assert command(*WORK).code == 0
     paused = command(*RESULT, "--wait")
     assert (paused.code, paused.out) == (4, "")
+    assert "waits for a decision" in paused.err
     assert f"planner-ext approvals show {CALL} --store runs.db" in paused.err
     assert command("approvals", "approve", CALL, *STORE).code == 0
     assert command(*WORK).code == 0
