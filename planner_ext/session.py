@@ -433,7 +433,8 @@ class ToolUseSession:
                 follows, the answer is "".
 
         Returns:
-            The text of the last reply, after all functions.
+            The text of the last reply, after all functions. Of a reply that was cut
+            short or refused by a filter it is what arrived, or "".
 
         Raises:
             PlannerInvalidConfigurationError: If there is nothing to answer; in closed

@@ -200,11 +200,12 @@ def print_comparison(
 
 
 _LEGEND = (
-    "1, 2, 3: the ADR's options as written; corr.: corrected, with planner_ext; stock: Semantic Kernel's loop; old: "
-    "the removed planner; loop: written by hand. trips: requests that the endpoint answered; +over: those beyond the "
-    "budget. charged: trips by the option's own count. tools: functions started; +past: those whose result no trip "
-    "could read. tokens summed: of all trips; told: reported to the caller. history valid: each call has exactly one "
-    "result."
+    "1, 2, 3: the ADR's options as written; 2 + callback: with option 3's callback; corr.: corrected, with "
+    "planner_ext; 3 alone: the callback without a budget; stock: Semantic Kernel's loop under a planner; stock alone: "
+    "that loop at its best; old: the removed planner; loop: written by hand. trips: requests that the endpoint "
+    "answered; +over: those beyond the budget. charged: trips by the option's own count. tools: functions started; "
+    "+past: those whose result no trip could read. tokens summed: of all trips; told: reported to the caller. history "
+    "valid: each call has exactly one result."
 )
 
 
@@ -292,7 +293,7 @@ def _note(run: Run) -> str:
             f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests"
         )
     parts += [*run.breaches, run.error]
-    return "; ".join(filter(None, parts))
+    return "; ".join(part.rstrip(".") for part in parts if part)
 
 
 def _print_summary(console: Console, comparison: Comparison) -> None:

@@ -256,7 +256,10 @@ def _named_errors() -> Generator[None]:
         known = ", ".join(sorted(FunctionCallingStepwisePlannerOptions.model_fields))
         is_unknown = first["type"] in ("extra_forbidden", "no_such_attribute")
         near = nearest(name, FunctionCallingStepwisePlannerOptions.model_fields)
-        hint = f"{near} Known options: {known}." if is_unknown else ""
+        if is_unknown:
+            raise InvalidOptionError(
+                f"There is no option {name}; got {shown(first['input'])}.{near} Known options: {known}."
+            ) from error
         raise InvalidOptionError(
-            f"{name} cannot be used: {first['msg']}; got {shown(first['input'])}.{hint}"
+            f"{name} cannot be used: {first['msg']}; got {shown(first['input'])}."
         ) from error

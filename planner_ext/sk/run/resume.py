@@ -552,7 +552,7 @@ def refuse_late(state: State, later: str | None) -> None:
         later = "another prompt of its session"
     if later is not None and (state.batch is not None or state.phase is Phase.PAUSED):
         raise DecisionRefusedError(
-            f"The decision comes late: the conversation has gone on since this run waits, with {later}. Nothing ran, "
+            f"The decision comes late: the conversation went on while this run waited, with {later}. Nothing ran, "
             "and the history was not changed. Ask the user whether it is still wanted; late='allow' takes the decision "
             "all the same."
         )
