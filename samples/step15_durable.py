@@ -81,7 +81,9 @@ async def decide(file: Path) -> None:
         for item in await approvals.pending():
             edited = {**item.arguments, "amount": 32.0}  # one lamp of four
             print(f"ann: {item.fully_qualified_name} {json.dumps(dict(item.arguments))}? Yes, but {edited['amount']}")
-            await approvals.decide(item.id, Approve(arguments=edited, by="ann"))
+            # The fingerprint: if somebody edited the call since it was read, this decision is refused.
+            yes = Approve(arguments=edited, by="ann", fingerprint=item.fingerprint)
+            await approvals.decide(item.id, yes)
             if not await approvals.decide(item.id, Deny("no money", by="bo")):
                 print("bo: too late")
 

@@ -195,7 +195,8 @@ class Approvals:
     async def _shown(self, approval_id: str, now: float) -> PendingApproval:
         if not isinstance(approval_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
             raise ApprovalRefusedError(
-                f"approval_id must be the id of a call; got {shown(approval_id)}. Pass its .id."
+                f"approval_id must be the id of a call; got {shown(approval_id)}. "
+                "Pass its .id, and its .fingerprint in Approve."
             )
         row, refused = await self._store.approval(approval_id)
         if row is None:
@@ -227,8 +228,10 @@ class Approvals:
             approval_id: The call's id, from `pending`.
             decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be
                 JSON values. Edited arguments are compared with the call's
-                ``parameters`` here, and with the function itself by the worker. It
-                binds to the call as `show` returns it. Answer a question with `Supply`,
+                ``parameters`` here, and with the function itself by the worker. With
+                the ``fingerprint`` of the call that was read, an `Approve` is refused
+                if the call was edited since; without one it binds to the call as it
+                stands now. Answer a question with `Supply`,
                 or with `Deny`.
             grant: Gives this answer to the same question about later calls, too; see
                 `grant`. Stored only if this decision counts. None answers this call
