@@ -49,7 +49,7 @@ async def address(store: Path) -> AsyncGenerator[str]:
 
 async def sign_in(page: Page, name: str = "ann") -> None:
     """Send the form of the sign-in, and open the list."""
-    fields = {"token": TOKEN, "name": name, "next": ""}
+    fields: dict[str, str | float | bool] = {"token": TOKEN, "name": name, "next": ""}
     await page.request.post("/sign-in", form=fields)
     await page.goto("/")
     await expect(page.get_by_role("banner")).to_contain_text(f"Signed in as {name}")
