@@ -200,7 +200,7 @@ def print_comparison(
 
 
 _LEGEND = (
-    "1, 2, 3: the ADR's options as written; 2 + callback: with option 3's callback; corr.: corrected, with "
+    "1, 2, 3: the ADR's options as written; 2 + callback: with the callback of 3; corr.: corrected, with "
     "planner_ext; 3 alone: the callback without a budget; stock: Semantic Kernel's loop under a planner; stock alone: "
     "that loop at its best; old: the removed planner; loop: written by hand. trips: requests that the endpoint "
     "answered; +over: those beyond the budget. charged: trips by the option's own count. tools: functions started; "
