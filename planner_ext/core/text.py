@@ -1,5 +1,6 @@
 """Text of models, functions and persons, made safe to show."""
 
+import re
 import unicodedata
 from typing import TypeGuard
 
@@ -23,6 +24,12 @@ _UNPRINTABLE = {
     0x2028: "\n",
     0x2029: "\n",
 }
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    r"\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Controls, and what Unicode calls default ignorable: no name differs by it to the eye."""
 
 
 def is_unicode(value: object) -> TypeGuard[str]:
@@ -33,8 +40,9 @@ def is_unicode(value: object) -> TypeGuard[str]:
 
 
 def person_of(name: str) -> str:
-    """Return what all spellings of a person's name have in common: case, blanks and forms of characters differ."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    """Return what all spellings of a person's name have in common: case, blanks, forms and unseen characters differ."""
+    seen = unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
+    return " ".join(seen.casefold().split())
 
 
 def check_goal(goal: object) -> None:

@@ -390,7 +390,8 @@ class Approvals:
         """Raise `ApprovalRefusedError` if a vote cannot count, whatever the hook says."""
         quorum = f"{approval.quorum} persons have to approve {approval.id!r}"
         by = decision.by or ""
-        if not (by and self._doorkeeper.verified):
+        person = person_of(by)
+        if not (person and self._doorkeeper.verified):
             raise NotAuthorizedError(
                 f"{quorum}, and a name that nobody vouches for could be one person's second: {by!r} is only typed. "
                 "Approve it where people sign in, such as in the inbox, or with Approvals.connect(verified=True)."
@@ -400,7 +401,7 @@ class Approvals:
                 f"{quorum}, each time: no single person can answer later calls. Approve it without always."
             )
         voted = {person_of(one.by) for one in approval.votes}
-        if person_of(by) in voted:
+        if person in voted:
             raise ApprovalRefusedError(
                 f"{quorum}, and {by!r} has: one person counts once, however the name is spelled. Another vote must be "
                 "somebody else's."

@@ -155,7 +155,10 @@ async def test_a_person_counts_once(store: str, tmp_path: Path) -> None:
     assert [one.by for one in item.refused] == ["ann"]
 
 
-@store_neutral("spelled", ["Ann", " ann", "ANN", "\uff41nn"])
+@store_neutral(
+    "spelled",
+    ["Ann", " ann", "ANN", "\uff41nn", "a\u200bnn", "ann\ufe0f", "a\xadnn\x00"],
+)
 async def test_a_person_counts_once_under_every_spelling(
     spelled: str, store: str, tmp_path: Path
 ) -> None:
@@ -188,8 +191,9 @@ async def test_a_vote_needs_a_verified_name(store: str, tmp_path: Path) -> None:
         with pytest.raises(NotAuthorizedError, match="'ann' is only typed"):
             await approvals.decide(ID, Approve(by="ann"))
     async with voting(store) as approvals:
-        with pytest.raises(NotAuthorizedError, match="nobody vouches for"):
-            await approvals.decide(ID, Approve())
+        for nobody in (None, " ", "\u200b"):
+            with pytest.raises(NotAuthorizedError, match="nobody vouches for"):
+                await approvals.decide(ID, Approve(by=nobody))
     assert (await waiting(store)).tally == "0 of 2"
     async with voting(store, verified=False) as approvals:
         assert await approvals.decide(ID, Deny("No.", by="ann"))

@@ -356,7 +356,7 @@ class _DecisionFacts:
             reviewed = await self._reviewed(call, decision)
         quorum = call.decided_fact.panel.quorum
         approves = isinstance(reviewed.decision, Approve) and reviewed.arguments is None
-        if approves and 1 < quorum > len({*map(person_of, votes)}):
+        if approves and 1 < quorum > len({*map(person_of, votes)} - {""}):
             raise DecisionRefusedError(
                 f"The approval of {call.request.id!r} ({call.decided_fact.function}) cannot be taken: {quorum} persons "
                 "have to approve the call as it is, and only a store counts their votes: Approvals.decide.",
