@@ -80,7 +80,7 @@ class Approve:
             every call of this ``"function"``, or only with these ``"arguments"``. The
             same question has the same roles and source: the policy's rule or default,
             the function's mark, or the interceptor with its prompt. None approves this
-            call alone.
+            call alone, as is needed once its question was escalated.
         by: Who decided, for the record.
         fingerprint: If given, it must match the pending call's.
     """

@@ -216,8 +216,9 @@ class Approvals:
 
         A refused decision, or a second one on the same call, is stored too: `show` and
         `refused` list it. If a worker finds that the function cannot take edited
-        arguments, that a question was answered with `Approve`, or that its
-        ``authorize`` hook refuses, the call waits again, with the ``problem`` shown.
+        arguments, that a question was answered with `Approve`, that an escalated one
+        was with ``always``, or that its ``authorize`` hook refuses, the call waits
+        again, with the ``problem`` shown.
 
         Where a rule has a ``quorum``, an `Approve` is a vote: the call waits until that
         many persons have approved it as it is; see `PendingApproval.tally`. Each needs

@@ -637,6 +637,29 @@ async def test_an_escalated_question_has_no_grant(store: str, tmp_path: Path) ->
             await approvals.grant(ID, Approve(by="lee"), Grant(expires_in=HOURS))
 
 
+@on_sqlite
+async def test_an_escalated_question_has_no_answer_for_the_rest_of_the_run(
+    store: str, tmp_path: Path
+) -> None:
+    """Those who are asked first would be passed over: the call waits again, and runs without ``always``."""
+    clock = Clock()
+    asks = policy(
+        quorum=1, roles=["manager"], escalates_in=4 * HOURS, escalates_to=["lead"]
+    )
+    options: dict[str, Any] = {"asks": asks, "clock": clock, "authorize": of_staff}
+    await drive(store, tmp_path, **options)
+    clock.seconds += 4 * HOURS
+    async with voting(store, clock=clock, authorize=of_staff) as approvals:
+        assert await approvals.decide(ID, Approve(by="lee", always="function"))
+    assert (await drive(store, tmp_path, **options)).status == "paused"
+    assert "without always" in (await waiting(store, clock)).problem
+    assert effects_in(tmp_path / "effects") == []
+
+    await decide_as(store, clock, "lee")
+    assert (await drive(store, tmp_path, **options)).status == "answered"
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
 # Outside a store
 
 

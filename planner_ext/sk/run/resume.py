@@ -453,11 +453,15 @@ class _DecisionFacts:
         problem = problem_of(decision)
         if problem is not None:
             return f"The decision on {name} cannot be taken: {problem}. The call still waits."
-        return (
-            self._unbound(call, decision, name)
-            if isinstance(decision, Approve)
-            else None
-        )
+        if not isinstance(decision, Approve):
+            return None
+        asked = call.decided_fact
+        if decision.always and _roles_at(asked, fact.at) != asked.roles:
+            return (
+                f"The approval of {name} cannot be taken with always: it was escalated, and later calls are for "
+                f"{', '.join(asked.roles) or 'anyone'} to decide first. Approve it without always."
+            )
+        return self._unbound(call, decision, name)
 
     def _unbound(self, call: Call, decision: Approve, name: str) -> str | None:
         if decision.fingerprint not in (None, call.decided_fact.fingerprint):
