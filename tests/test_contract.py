@@ -21,9 +21,9 @@ from support.surface import MODULES, surface
 from support.values import each_of
 
 PACKAGE = Path(planner_ext.__file__).parent
-README = PACKAGE.parent / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
-GUIDE = PACKAGE.parent / "samples" / "guides" / "troubleshooting.md"
+GUIDE = Path(__file__).parents[1] / "samples" / "guides" / "troubleshooting.md"
 SURFACE = Path(__file__).parent / "surface.txt"
 
 public = each_of("name", MODULES)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -292,6 +293,8 @@ class _Memory:
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False
         )
+        # Nobody need close what is in memory.
+        weakref.finalize(self, self._connection.close)
         for statement in BUDGET_TABLES:
             self._connection.execute(statement)
 

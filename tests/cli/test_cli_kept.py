@@ -227,7 +227,7 @@ def test_a_file_other_than_a_store_is_named(command: Command, here: Path) -> Non
 
 def test_an_altered_row_is_refused_by_name(command: Command, paused: Path) -> None:
     """Arguments that were changed in the database are not shown as if they would run."""
-    with sqlite3.connect(paused) as database:
+    with closing(sqlite3.connect(paused)) as database, database:
         database.execute(
             "UPDATE planner_approvals SET call = replace(call, '98.0', '9.0')"
         )

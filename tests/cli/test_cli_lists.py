@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_damaged_row_is_named_and_not_taken_for_none(
     """The list says which run's row is damaged, that one row is missing, and how to list the rest."""
     for name in "abc":
         assert command(*WAITS, name).code == 4
-    with sqlite3.connect(here / "runs.db") as database:
+    with closing(sqlite3.connect(here / "runs.db")) as database, database:
         database.execute("UPDATE planner_runs SET goal = '{' WHERE run_id = 'c'")
     database.close()
     listed = command("runs", "list", *STORE, "--limit", "1")
@@ -75,7 +76,7 @@ def test_a_store_that_cannot_be_used_is_one_sentence(
         path.unlink()
         path.mkdir()
     elif damage == "table":
-        with sqlite3.connect(path) as database:
+        with closing(sqlite3.connect(path)) as database, database:
             database.execute("DROP TABLE planner_journal")
         database.close()
     else:
@@ -127,7 +128,7 @@ def test_no_command_shows_a_password(
 def test_runs_are_listed_by_filters(command: Command, here: Path) -> None:
     """By several statuses, goal, worker and age; the whole row is in the JSON, and its columns in the lines."""
     assert command(*WAITS, "a").code == 4
-    with sqlite3.connect(here / "runs.db") as database:
+    with closing(sqlite3.connect(here / "runs.db")) as database, database:
         database.execute(
             "INSERT INTO planner_runs (run_id, goal, status, problem, created_at, updated_at, iterations, tokens, cost)"
             " VALUES ('b', '\"Sell a lamp.\"', 'failed', '\"no answer\"', 0, 0, 1234, 56789, 0.25)"
@@ -172,7 +173,7 @@ def test_a_terminal_gets_a_table_of_runs(
 ) -> None:
     """With a head, and within the width of the terminal; what a person or a model wrote cannot move the cursor."""
     assert command(*WAITS, "a").code == 4
-    with sqlite3.connect(here / "runs.db") as database:
+    with closing(sqlite3.connect(here / "runs.db")) as database, database:
         database.execute(
             "UPDATE planner_runs SET goal = ?",
             (json.dumps("Refund\x1b[2J the lamp. " * 100),),

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ async def test_a_damaged_new_budget_is_refused_by_name(tmp_path: Path) -> None:
     await drive(store, tmp_path / "effects", PAY)
     await decide_all(store)
     for text in ("{", "[]", "7", "{}", '{"limits": {"max_tool_calls": -1}, "by": ""}'):
-        with sqlite3.connect(store) as database:
+        with closing(sqlite3.connect(store)) as database, database:
             database.execute("UPDATE planner_runs SET new_budget = ?", (text,))
         database.close()
         with pytest.raises(

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -103,7 +104,7 @@ async def made(path: Path) -> None:
 
 def statement(*texts: str) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
-        with sqlite3.connect(path) as database:
+        with closing(sqlite3.connect(path)) as database, database:
             database.execute("PRAGMA foreign_keys = OFF")
             for text in texts:
                 database.execute(text)

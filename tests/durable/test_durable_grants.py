@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -431,7 +432,7 @@ async def test_a_question_of_the_model_and_a_call_in_doubt_have_no_grant(
 ) -> None:
     """They are decided one by one."""
     await drive(store, tmp_path, "first")
-    with sqlite3.connect(store) as rows:
+    with closing(sqlite3.connect(store)) as rows, rows:
         text = rows.execute("SELECT call FROM planner_approvals").fetchone()[0]
         doubt = json.dumps({**json.loads(text), "in_doubt": True})
         rows.execute("UPDATE planner_approvals SET call = ?", (doubt,))
@@ -447,7 +448,7 @@ async def test_a_damaged_grant_answers_nothing_and_stops_no_run(
     """It is left out and logged; the call waits for a person."""
     await drive(store, tmp_path, "first")
     await give(store)
-    with sqlite3.connect(store) as rows:
+    with closing(sqlite3.connect(store)) as rows, rows:
         rows.execute(f"UPDATE planner_grants SET {column} = 'odd'")
 
     assert (await drive(store, tmp_path, "later")).status == "paused"

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -407,7 +407,7 @@ async def test_damaged_inputs_are_refused_by_name(tmp_path: Path) -> None:
     ):
         async with Runs.connect(store) as client:
             run_id = (await client.submit(GOAL)).run_id
-            with sqlite3.connect(store) as database:
+            with closing(sqlite3.connect(store)) as database, database:
                 database.execute("UPDATE planner_runs SET inputs = ?", (text,))
             database.close()
             with pytest.raises(

@@ -169,7 +169,8 @@ async def test_a_run_is_released_when_the_store_can_be_used_again(
         locking = Locking(planner, tool)
         handle = await worker.start(locking, kernel, GOAL, run_id="a")
         assert (await handle.result()).status == "paused"
-        assert (await worker.load("a")).record.owner == worker.worker_id
+        owners = tool.execute("SELECT owner FROM planner_runs").fetchall()
+        assert owners == [(worker.worker_id,)]
         tool.execute("ROLLBACK")
         assert await decide_all(str(path)) == 1
         async with Runs.sqlite(path, poll_seconds=0.02) as other:

@@ -326,7 +326,9 @@ def test_an_exit_in_one_run_leaves_the_loop_to_the_others() -> None:
 
 
 SCRIPT = """
-import os
+import os, warnings
+# From Python 3.12 on, of every fork beside other threads.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 from semantic_kernel import Kernel
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 from planner_ext.testing import ScriptedChatCompletion, say

@@ -157,7 +157,8 @@ def test_the_difference_is_reported_first_without_a_stack(
 
 def test_the_plugin_is_found_and_loads_nothing() -> None:
     """Its entry point has the name of the module, which a conftest may list, too; Semantic Kernel waits for a test."""
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    file = Path(__file__).parents[2] / "pyproject.toml"
+    pyproject = tomllib.loads(file.read_text("utf-8"))
     points = pyproject["project"]["entry-points"]["pytest11"]
     assert points == {"planner_ext.pytest_plugin": "planner_ext.pytest_plugin"}
     code = (
