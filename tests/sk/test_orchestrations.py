@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.agents import (
+    AgentGroupChat,
     ChatCompletionAgent,
     ChatHistoryAgentThread,
     ConcurrentOrchestration,
@@ -408,3 +409,30 @@ async def test_a_runtime_from_outside_knows_the_function_by_its_kernel(
         result = await planner.resume(kernel, checkpoint, decisions)
     assert (result.status, shop.paid) == ("answered", [7])
     assert result.iterations == 2 + len(served.requests)
+
+
+async def test_an_agent_group_chat_goes_on_once_it_has_the_answer(serve: Serve) -> None:
+    """Its own conversation ends with the pause: the resumed turn's answer, added to it, lets every agent speak."""
+    served, shop = (
+        serve([PAY, say("Order 7 is paid."), say("Thanks."), say("Bye.")]),
+        Shop(),
+    )
+    clerk = agent_at(served, shop, "Clerk", interceptors=[pays_wait])
+    writer = agent_at(served, shop, "Writer")
+    chat = AgentGroupChat(agents=[clerk, writer])
+    await chat.add_chat_message("Pay order 7.")
+    (paused,) = [message async for message in chat.invoke(clerk)]
+    decisions = {one["id"]: Approve(by="ann") for one in paused.metadata["pending"]}
+    checkpoint = paused.metadata["checkpoint"]
+    response = await resume_agent(
+        clerk, ChatHistoryAgentThread(), checkpoint, decisions
+    )
+    await chat.add_chat_message(response.message)
+    said = [
+        str(message)
+        for agent in (writer, clerk)
+        async for message in chat.invoke(agent)
+    ]
+    assert (str(response), said) == ("Order 7 is paid.", ["Thanks.", "Bye."])
+    assert shop.paid == [7]
+    assert served.server.refused == []
