@@ -1,5 +1,6 @@
 """ApprovalFilter without an approver: the stock loop terminates, and the history is brought to its end later."""
 
+import json
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -166,6 +167,45 @@ async def test_resumed_the_history_is_whole(
         2,
         text,
     )
+
+
+def shown(messages: Any) -> list[Any]:
+    """List the arguments of the calls that the model reads."""
+    return [
+        json.loads(one["function"]["arguments"])
+        for message in messages
+        for one in message.get("tool_calls", ())
+    ]
+
+
+@both_ways
+async def test_an_edited_call_is_shown_as_it_ran(streamed: bool) -> None:
+    """The model reads the person's arguments; a sibling of the edited call waits as before, also in a saved history."""
+    here, by, history = await waiting(calls(REFUND, REFUND), DONE, streamed=streamed)
+    edit = Approve(arguments={"order": "7", "amount": 20})
+    (left,) = await by.resume(here.kernel, history, {"call_1": edit})
+    assert left.id == "call_2"
+    history = ChatHistory.restore_chat_history(history.serialize())
+    assert by.pending(history) == (left,)
+    await by.resume(here.kernel, history, {"call_2": Approve()})
+    await chat(here, history, streamed=streamed)
+    assert shown(here.service.requests[1].messages) == [
+        {"order": "7", "amount": 20},
+        {"order": "7", "amount": 50},
+    ]
+
+
+@each_under
+@both_ways
+async def test_a_call_that_an_approver_edits_is_shown_as_it_ran(
+    streamed: bool, under: Any
+) -> None:
+    """The model reads the person's arguments beside the result."""
+    edit = Approve(arguments={"order": "7", "amount": 20})
+    by = ApprovalFilter(POLICY, lambda _: edit)
+    here = guarded([REFUND, DONE], by=by, under=under)
+    await chat(here, asked(), streamed=streamed)
+    assert shown(here.service.requests[1].messages) == [{"order": "7", "amount": 20}]
 
 
 @both_ways

@@ -65,6 +65,7 @@ from planner_ext.sk.filter.waiting_results import (
     asked_again,
     decided_calls,
     replace_result,
+    show_edit,
     waiting_result,
     waiting_results,
 )
@@ -115,7 +116,8 @@ class ApprovalFilter(CallFilter):
     With an approver the request is held open while the person decides; after
     ``timeout`` the call is refused. Without one the call is answered "waits for
     approval" and the loop ends (under ``auto_function_invocation``; elsewhere the call
-    is refused); see `pending` and `resume`.
+    is refused); see `pending` and `resume`. An edit is written into the history's call;
+    a filter under ``function_invocation`` alone does not know that call.
 
     An approval is bound: if a later filter changes the function or an argument, the
     function does not run. It allows one start: a further ``next`` of an inner filter
@@ -206,6 +208,13 @@ class ApprovalFilter(CallFilter):
         # After a pause, the call belongs to a run.
         state = State() if guard is None or tab is None else tab.account.state
         (reviewed,) = await _review([self], context.function).of([call], state)
+        if (
+            guard is None
+            and reviewed.arguments is not None
+            and isinstance(context, AutoFunctionInvocationContext)
+            and context.function_call_content is not None
+        ):
+            show_edit(context.function_call_content, reviewed.arguments)
         match reviewed.decision:
             case Approve() | None:
                 await self._run(context, next, call, reviewed)
@@ -352,6 +361,7 @@ class ApprovalFilter(CallFilter):
                 case Supply(result=result):
                     replace_result(history, item, result_text(result))
                 case Defer() if reviewed is not None and one.function is not None:
+                    _show_decided(one)
                     replace_result(
                         history, item, asked_again(one.waiting, one.function, reviewed)
                     )
@@ -362,6 +372,7 @@ class ApprovalFilter(CallFilter):
         try:
             while to_run:
                 one, item = to_run.popleft()
+                _show_decided(one)
                 replace_result(
                     history, item, await self._carry_out(kernel, one, arguments)
                 )
@@ -447,6 +458,12 @@ class ApprovalFilter(CallFilter):
             exc_info=ended.error,
         )
         return f"The function {pending.fully_qualified_name} failed."
+
+
+def _show_decided(decided: DecidedCall) -> None:
+    decision = decided.decision
+    if isinstance(decision, Approve) and decision.arguments is not None:
+        show_edit(decided.waiting.call, decided.arguments)
 
 
 def _review(filters: Sequence[CallFilter], function: KernelFunction) -> Review:

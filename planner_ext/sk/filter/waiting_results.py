@@ -53,6 +53,10 @@ _MARK: Final = "planner_ext.waiting"
 """The key of the metadata of a waiting call's result; no function's text gets there."""
 
 
+_ASKED: Final = "planner_ext.asked"
+"""The key of an edited call's metadata: the arguments that the model asked for, as JSON text."""
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingResult:
     """A call that waits, found by its result.
@@ -326,7 +330,8 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
     """List a history's calls, each with its place: what user and assistant said before, and its number.
 
     It is without system messages, of which an agent adds its own, results, which are
-    replaced, and ids, which a call of the same batch may get later.
+    replaced, and ids, which a call of the same batch may get later. An edited call has
+    the arguments that it had before.
     """
     conversation = hashlib.sha256()
     for message in history.messages:
@@ -334,7 +339,11 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
             continue
         calls = calls_of(message)
         listed = [
-            [one.plugin_name, one.function_name, arguments_text(one.arguments)]
+            [
+                one.plugin_name,
+                one.function_name,
+                one.metadata.get(_ASKED, arguments_text(one.arguments)),
+            ]
             for one in calls
         ]
         conversation.update(
@@ -342,6 +351,13 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
         )
         for number, one in enumerate(calls):
             yield one, f"{conversation.hexdigest()}/{number}"
+
+
+def show_edit(call: FunctionCallContent, arguments: Mapping[str, Any]) -> None:
+    """Put a person's arguments into the history's call."""
+    asked = arguments_text(call.arguments)
+    call.metadata = {_ASKED: asked, **call.metadata}
+    call.arguments = arguments_text(arguments)
 
 
 def arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
